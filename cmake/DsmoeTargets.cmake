@@ -1,0 +1,46 @@
+# Flags shared by every target, and the function that makes one library per folder of src/.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+
+find_program(DSMOE_CCACHE ccache)
+if(DSMOE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${DSMOE_CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${DSMOE_CCACHE})
+endif()
+
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+
+add_library(dsmoe_flags INTERFACE)
+target_compile_features(dsmoe_flags INTERFACE cxx_std_20)
+# No contraction of a*b+c behind our back: a fused multiply-add is written where it is meant, so that
+# every build of one source gives the same bits.
+target_compile_options(dsmoe_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wno-missing-field-initializers -ffp-contract=off>)
+if(DSMOE_WERROR)
+  target_compile_options(dsmoe_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+endif()
+if(DSMOE_SANITIZE)
+  target_compile_options(dsmoe_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${DSMOE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
+  target_link_options(dsmoe_flags INTERFACE -fsanitize=${DSMOE_SANITIZE})
+endif()
+
+# dsmoe_folder(NAME SOURCES a.cpp ... DEPENDS core ... PRIVATE_LIBS fmt::fmt ...)
+# The library of src/NAME. It links only the folders that design.md lets it depend on, and each folder's
+# tests link that folder alone, so a call in the wrong direction does not link.
+function(dsmoe_folder name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;PRIVATE_LIBS" ${ARGN})
+  add_library(dsmoe_${name} STATIC ${arg_SOURCES})
+  target_include_directories(dsmoe_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+  target_link_libraries(dsmoe_${name} PUBLIC dsmoe_flags PRIVATE ${arg_PRIVATE_LIBS})
+  foreach(dep ${arg_DEPENDS})
+    target_link_libraries(dsmoe_${name} PUBLIC dsmoe_${dep})
+  endforeach()
+  set_property(GLOBAL APPEND PROPERTY DSMOE_FOLDERS ${name})
+  set_property(GLOBAL APPEND PROPERTY DSMOE_PRIVATE_LIBS ${arg_PRIVATE_LIBS})
+endfunction()

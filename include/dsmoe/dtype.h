@@ -1,0 +1,52 @@
+// Element types. Sums are always taken in f32 or wider, whatever the storage.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace dsmoe {
+
+enum class DType : std::uint8_t { kF32, kBF16, kF16, kI32, kI64, kU8 };
+
+std::size_t size_of(DType dtype);
+const char* to_string(DType dtype);  // "f32", "bf16", ...
+
+// The upper half of an f32. Rounded to nearest, ties to even; NaN stays NaN.
+struct BFloat16 {
+  std::uint16_t bits = 0;
+
+  BFloat16() = default;
+  explicit BFloat16(float value) {
+    const auto u = std::bit_cast<std::uint32_t>(value);
+    const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
+    bits = static_cast<std::uint16_t>(nan ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  }
+  explicit operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+  friend bool operator==(BFloat16, BFloat16) = default;
+};
+
+template <class T>
+struct DTypeOf;
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::kF32;
+};
+template <>
+struct DTypeOf<BFloat16> {
+  static constexpr DType value = DType::kBF16;
+};
+template <>
+struct DTypeOf<std::int32_t> {
+  static constexpr DType value = DType::kI32;
+};
+template <>
+struct DTypeOf<std::int64_t> {
+  static constexpr DType value = DType::kI64;
+};
+template <>
+struct DTypeOf<std::uint8_t> {
+  static constexpr DType value = DType::kU8;
+};
+
+}  // namespace dsmoe

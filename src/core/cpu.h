@@ -1,0 +1,18 @@
+// What the processor can do, asked once.
+#pragma once
+
+#include <string>
+
+namespace dsmoe {
+
+struct CpuFeatures {
+  bool avx2 = false;         // with FMA and F16C
+  bool avx512 = false;       // F, BW, DQ, VL
+  bool avx512_bf16 = false;  // dot products of bf16 pairs
+  bool avx512_vnni = false;  // dot products of int8 quadruples
+};
+
+const CpuFeatures& cpu_features();
+std::string cpu_name();  // "AMD EPYC ...", or the architecture when the name is unknown
+
+}  // namespace dsmoe

@@ -1,0 +1,144 @@
+#include "dsmoe/tensor.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+
+#include "core/fail.h"
+
+namespace dsmoe {
+
+namespace {
+constexpr std::size_t kAlignment = 64;  // one cache line, one AVX-512 register
+}
+
+std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+    case DType::kI32: return 4;
+    case DType::kBF16:
+    case DType::kF16: return 2;
+    case DType::kI64: return 8;
+    case DType::kU8: return 1;
+  }
+  fail(ErrorCode::kInternal, "unknown dtype {}", static_cast<int>(dtype));
+}
+
+const char* to_string(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return "f32";
+    case DType::kBF16: return "bf16";
+    case DType::kF16: return "f16";
+    case DType::kI32: return "i32";
+    case DType::kI64: return "i64";
+    case DType::kU8: return "u8";
+  }
+  return "unknown";
+}
+
+Shape::Shape(std::initializer_list<Index> dims) : Shape(std::span<const Index>(dims.begin(), dims.size())) {}
+
+Shape::Shape(std::span<const Index> dims) {
+  require(dims.size() <= kMaxRank, "a tensor has at most {} dimensions, got {}", static_cast<int>(kMaxRank), dims.size());
+  Index total = 1;
+  for (const Index d : dims) {
+    require(d >= 0, "a dimension cannot be negative, got {}", d);
+    require(d == 0 || total <= std::numeric_limits<Index>::max() / 16 / d, "a shape of this size does not fit in memory");
+    total *= d == 0 ? 1 : d;
+    dims_[static_cast<std::size_t>(rank_++)] = d;
+  }
+}
+
+Index Shape::numel() const {
+  Index n = 1;
+  for (int i = 0; i < rank_; ++i) n *= (*this)[i];
+  return n;
+}
+
+std::string Shape::str() const {
+  std::string s = "[";
+  for (int i = 0; i < rank_; ++i) s += (i ? ", " : "") + std::to_string((*this)[i]);
+  return s + "]";
+}
+
+Tensor::Tensor(DType dtype, Shape shape) : dtype_(dtype), shape_(shape) {
+  const std::size_t size = (bytes() + kAlignment - 1) / kAlignment * kAlignment;
+  if (size == 0) return;
+  void* memory = std::aligned_alloc(kAlignment, size);
+  if (memory == nullptr) throw std::bad_alloc();
+  storage_ = std::shared_ptr<const void>(memory, [](const void* p) { std::free(const_cast<void*>(p)); });
+  data_ = memory;
+}
+
+Tensor Tensor::zeros(DType dtype, Shape shape) {
+  Tensor t(dtype, shape);
+  if (t.bytes() != 0) std::memset(t.data_, 0, t.bytes());
+  return t;
+}
+
+Tensor Tensor::wrap(void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive) {
+  Tensor t;
+  t.storage_ = std::move(keep_alive);
+  t.data_ = data;
+  t.dtype_ = dtype;
+  t.shape_ = shape;
+  return t;
+}
+
+Tensor Tensor::wrap(const void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive) {
+  Tensor t = wrap(const_cast<void*>(data), dtype, shape, std::move(keep_alive));
+  t.read_only_ = true;
+  return t;
+}
+
+void* Tensor::raw_mutable() {
+  invariant(!read_only_, "a read-only tensor was opened for writing");
+  return data_;
+}
+
+void Tensor::expect_dtype(DType dtype) const {
+  require(dtype == dtype_, "expected a {} tensor, got {} {}", to_string(dtype), to_string(dtype_), shape_.str());
+}
+
+Tensor Tensor::rows(Index begin, Index end) const {
+  require(rank() >= 1 && 0 <= begin && begin <= end && end <= dim(0), "rows [{}, {}) are not in a tensor of shape {}", begin,
+          end, shape_.str());
+  std::array<Index, Shape::kMaxRank> dims{};
+  Index row = 1;
+  dims[0] = end - begin;
+  for (int i = 1; i < rank(); ++i) row *= dims[static_cast<std::size_t>(i)] = dim(i);
+  Tensor t = *this;
+  t.shape_ = Shape(std::span<const Index>(dims.data(), static_cast<std::size_t>(rank())));
+  if (data_ != nullptr) t.data_ = static_cast<char*>(data_) + static_cast<std::size_t>(begin * row) * size_of(dtype_);
+  return t;
+}
+
+Tensor Tensor::reshape(Shape shape) const {
+  require(shape.numel() == numel(), "cannot view {} as {}", shape_.str(), shape.str());
+  Tensor t = *this;
+  t.shape_ = shape;
+  return t;
+}
+
+Tensor Tensor::clone() const {
+  Tensor t(dtype_, shape_);
+  if (bytes() != 0) std::memcpy(t.data_, data_, bytes());
+  return t;
+}
+
+Tensor Tensor::to(DType dtype) const {
+  if (dtype == dtype_) return *this;
+  Tensor t(dtype, shape_);
+  const auto n = static_cast<std::size_t>(numel());
+  if (dtype_ == DType::kBF16 && dtype == DType::kF32) {
+    for (std::size_t i = 0; i < n; ++i) t.data<float>()[i] = static_cast<float>(data<BFloat16>()[i]);
+  } else if (dtype_ == DType::kF32 && dtype == DType::kBF16) {
+    for (std::size_t i = 0; i < n; ++i) t.data<BFloat16>()[i] = BFloat16(data<float>()[i]);
+  } else {
+    fail(ErrorCode::kUnsupported, "no conversion from {} to {}", to_string(dtype_), to_string(dtype));
+  }
+  return t;
+}
+
+}  // namespace dsmoe

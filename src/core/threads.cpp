@@ -1,0 +1,125 @@
+#include "core/threads.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/fail.h"
+
+namespace dsmoe {
+
+namespace {
+
+// How long an idle worker polls before it sleeps. One decoded token is a few hundred short parallel
+// sections; waking a sleeping thread costs more than such a section.
+constexpr int kSpins = 4000;
+
+// The worker that this thread is while it runs a task, to make nested calls serial.
+thread_local int current_worker = -1;
+
+void pause_cpu() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+struct ThreadPool::Shared {
+  std::vector<std::thread> threads;
+  std::atomic<std::uint32_t> epoch{0};  // a new value announces a job (or the end)
+  std::atomic<std::int64_t> next{0};    // the next task to take
+  std::atomic<int> busy{0};             // workers that have not finished the current job
+  bool stop = false;                    // published by epoch
+  std::int64_t tasks = 0;
+  Call call = nullptr;
+  void* fn = nullptr;
+
+  std::mutex error_mutex;
+  std::exception_ptr error;
+  std::int64_t error_task = 0;
+  std::mutex run_mutex;  // one job at a time when several threads share a pool
+};
+
+int ThreadPool::available_cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+ThreadPool::ThreadPool(int threads) : size_(threads > 0 ? threads : available_cores()), shared_(new Shared) {
+  require(size_ <= 4096, "{} threads are more than this library can use", size_);
+  for (int i = 1; i < size_; ++i) {
+    shared_->threads.emplace_back([this, i] {
+      std::uint32_t seen = 0;
+      for (;;) {
+        for (int spin = 0; spin < kSpins && shared_->epoch.load(std::memory_order_acquire) == seen; ++spin) pause_cpu();
+        shared_->epoch.wait(seen, std::memory_order_acquire);
+        seen = shared_->epoch.load(std::memory_order_acquire);
+        if (shared_->stop) return;
+        work(i);
+        if (shared_->busy.fetch_sub(1, std::memory_order_acq_rel) == 1) shared_->busy.notify_one();
+      }
+    });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  shared_->stop = true;
+  shared_->epoch.fetch_add(1, std::memory_order_release);
+  shared_->epoch.notify_all();
+  for (auto& t : shared_->threads) t.join();
+}
+
+void ThreadPool::work(int worker) {
+  const int outer = current_worker;
+  current_worker = worker;
+  for (;;) {
+    const std::int64_t task = shared_->next.fetch_add(1, std::memory_order_relaxed);
+    if (task >= shared_->tasks) break;
+    try {
+      shared_->call(shared_->fn, task, worker);
+    } catch (...) {
+      std::lock_guard lock(shared_->error_mutex);
+      if (!shared_->error || task < shared_->error_task) {
+        shared_->error = std::current_exception();
+        shared_->error_task = task;
+      }
+    }
+  }
+  current_worker = outer;
+}
+
+void ThreadPool::run_erased(std::int64_t tasks, Call call, void* fn) {
+  if (tasks <= 0) return;
+  if (current_worker >= 0) {  // nested: this thread has its tasks already
+    for (std::int64_t i = 0; i < tasks; ++i) call(fn, i, current_worker);
+    return;
+  }
+  std::lock_guard lock(shared_->run_mutex);
+  shared_->tasks = tasks;
+  shared_->call = call;
+  shared_->fn = fn;
+  shared_->error = nullptr;
+  shared_->next.store(0, std::memory_order_relaxed);
+  const bool alone = tasks == 1 || size_ == 1;
+  if (!alone) {
+    shared_->busy.store(size_ - 1, std::memory_order_relaxed);
+    shared_->epoch.fetch_add(1, std::memory_order_release);
+    shared_->epoch.notify_all();
+  }
+  work(0);
+  if (!alone) {
+    for (int spin = 0; spin < kSpins && shared_->busy.load(std::memory_order_acquire) != 0; ++spin) pause_cpu();
+    for (int left = shared_->busy.load(std::memory_order_acquire); left != 0;
+         left = shared_->busy.load(std::memory_order_acquire))
+      shared_->busy.wait(left, std::memory_order_acquire);
+  }
+  if (shared_->error) std::rethrow_exception(std::exchange(shared_->error, nullptr));
+}
+
+}  // namespace dsmoe

@@ -1,0 +1,65 @@
+#include "dsmoe/tensor.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "dsmoe/error.h"
+
+namespace dsmoe {
+namespace {
+
+TEST(Shape, RefusesWhatCannotBe) {
+  EXPECT_EQ((Shape{2, 3}).numel(), 6);
+  EXPECT_EQ((Shape{2, 3}).str(), "[2, 3]");
+  EXPECT_EQ((Shape{2, 0, 5}).numel(), 0);
+  EXPECT_THROW((Shape{1, -1}), Error);
+  EXPECT_THROW((Shape{1, 1, 1, 1, 1}), Error);
+  EXPECT_THROW((Shape{Index{1} << 40, Index{1} << 40}), Error);
+}
+
+TEST(Tensor, CopiesShareAndClonesDoNot) {
+  Tensor a = Tensor::zeros(DType::kF32, {2, 3});
+  Tensor b = a;
+  Tensor c = a.clone();
+  a.data<float>()[4] = 7;
+  EXPECT_EQ(b.data<float>()[4], 7);
+  EXPECT_EQ(c.data<float>()[4], 0);
+  EXPECT_EQ(a.rows(1, 2).data<float>()[1], 7);
+  EXPECT_EQ(a.reshape({3, 2}).data<float>()[4], 7);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(a.raw()) % 64, 0u);
+}
+
+TEST(Tensor, RefusesWrongUse) {
+  Tensor a = Tensor::zeros(DType::kF32, {2, 3});
+  EXPECT_THROW(a.data<BFloat16>(), Error);
+  EXPECT_THROW(a.rows(1, 3), Error);
+  EXPECT_THROW(a.reshape({5}), Error);
+  const float numbers[2] = {1, 2};
+  Tensor view = Tensor::wrap(static_cast<const void*>(numbers), DType::kF32, {2});
+  EXPECT_EQ(std::as_const(view).data<float>()[1], 2);
+  EXPECT_THROW(view.data<float>(), Error) << "a mapped file must not be written";
+}
+
+TEST(BFloat16, RoundsToNearestEven) {
+  const auto round = [](float x) { return static_cast<float>(BFloat16(x)); };
+  EXPECT_EQ(round(1.0f), 1.0f);
+  EXPECT_EQ(round(1.0f + 0x1p-8f), 1.0f);             // a tie goes to the even neighbour
+  EXPECT_EQ(round(1.0f + 3 * 0x1p-8f), 1.0f + 0x1p-6f);  // and so does this one
+  EXPECT_EQ(round(1.0f + 0x1.8p-8f), 1.0f + 0x1p-7f);
+  EXPECT_TRUE(std::isinf(round(std::numeric_limits<float>::max())));
+  EXPECT_TRUE(std::isnan(round(std::numeric_limits<float>::quiet_NaN())));
+  EXPECT_TRUE(std::isnan(round(std::bit_cast<float>(0x7f800001u)))) << "a NaN with low bits only must not become infinity";
+}
+
+TEST(Tensor, ConvertsBetweenF32AndBf16) {
+  Tensor a(DType::kF32, {3});
+  a.data<float>()[0] = 1.5f, a.data<float>()[1] = -2, a.data<float>()[2] = 0.1f;
+  const Tensor b = a.to(DType::kBF16).to(DType::kF32);
+  EXPECT_EQ(b.data<float>()[0], 1.5f);
+  EXPECT_NEAR(b.data<float>()[2], 0.1f, 0.1f * 0x1p-8f);
+}
+
+}  // namespace
+}  // namespace dsmoe

@@ -1,0 +1,66 @@
+#include "core/threads.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <vector>
+
+#include "core/fail.h"
+
+namespace dsmoe {
+namespace {
+
+TEST(Threads, EveryTaskRunsOnceForAnyPoolSize) {
+  for (const int threads : {1, 2, 3, 8}) {
+    ThreadPool pool(threads);
+    EXPECT_EQ(pool.size(), threads);
+    for (const int tasks : {0, 1, 2, 7, 1000}) {
+      std::vector<std::atomic<int>> seen(static_cast<std::size_t>(tasks));
+      pool.run(tasks, [&](std::int64_t i, int worker) {
+        EXPECT_GE(worker, 0);
+        EXPECT_LT(worker, threads);
+        seen[static_cast<std::size_t>(i)]++;
+      });
+      for (const auto& n : seen) EXPECT_EQ(n, 1);
+    }
+  }
+}
+
+TEST(Threads, ManyShortJobsInARow) {
+  ThreadPool pool(3);
+  std::vector<int> sum(3);
+  for (int i = 0; i < 1000; ++i) pool.run(3, [&](std::int64_t t, int) { sum[static_cast<std::size_t>(t)]++; });
+  EXPECT_EQ(sum, std::vector<int>(3, 1000));
+}
+
+TEST(Threads, TheLowestFailingTaskIsReportedAndThePoolLives) {
+  ThreadPool pool(3);
+  for (int round = 0; round < 20; ++round) {
+    try {
+      pool.run(100, [](std::int64_t i, int) {
+        if (i % 10 == 7) fail(ErrorCode::kNumeric, "task {}", i);
+      });
+      FAIL() << "the exception was swallowed";
+    } catch (const Error& e) {
+      EXPECT_STREQ(e.what(), "task 7");
+    }
+  }
+  std::atomic<int> n = 0;
+  pool.run(10, [&](std::int64_t, int) { n++; });
+  EXPECT_EQ(n, 10);
+}
+
+TEST(Threads, NestedCallsRunSerially) {
+  ThreadPool pool(2);
+  std::atomic<int> n = 0;
+  pool.run(4, [&](std::int64_t, int outer) {
+    pool.run(5, [&](std::int64_t, int inner) {
+      EXPECT_EQ(inner, outer);
+      n++;
+    });
+  });
+  EXPECT_EQ(n, 20);
+}
+
+}  // namespace
+}  // namespace dsmoe
