@@ -56,7 +56,7 @@ def inputs(name, cfg, batch, seq_len, seed):
     t = {"x": support.draw(rng, batch, seq_len, d)}
     t["gate.weight"] = support.uniform(rng, e, d, bound=2 / d**0.5)
     if name in ("empty_expert", "one_hot_expert"):  # the first input is large; one gate row follows it
-        t["x"][..., 0] = np.abs(t["x"][..., 0]) + 2
+        t["x"][..., 0] = (np.abs(t["x"][..., 0]) + 2).astype(np.float32)
         t["gate.weight"][5, 0] = -8 if name == "empty_expert" else 2
     if cfg.selection_bias:
         t["gate.bias"] = support.draw(rng, e, std=0.2)
@@ -155,6 +155,7 @@ def make_case(name, cfg, batch, seq_len, first_seed):
             break
     else:
         raise RuntimeError(f"{name}: no seed gives a clear choice of experts")
+    assert all((value.astype(np.float32) == value).all() for value in arrays.values())
     check_case(name, cfg, arrays, out, routing)
     single = evaluate(arrays, cfg, torch.float32)[0]
     assert (single["topk_idx"] == out["topk_idx"]).all()
