@@ -122,7 +122,8 @@ def forward(w, config, ids):
     angles = rotary_angles(config, ids.shape[1], x.dtype)
     for n in range(config["num_hidden_layers"]):
         layer = f"model.layers.{n}"
-        x = x + attention(rms_norm(x, w[f"{layer}.input_layernorm.weight"], eps), w, f"{layer}.self_attn", config, angles)
+        h = rms_norm(x, w[f"{layer}.input_layernorm.weight"], eps)
+        x = x + attention(h, w, f"{layer}.self_attn", config, angles)
         h = rms_norm(x, w[f"{layer}.post_attention_layernorm.weight"], eps)
         if is_moe(config, n):
             cfg, prefix = layer_config(config), f"{layer}.mlp"

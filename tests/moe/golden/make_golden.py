@@ -140,9 +140,10 @@ def finite_differences(cfg, arrays, out, routing, rng, probes=6, step=1e-5):
 
 
 def metadata(cfg, batch, seq_len):
-    texts = {key: str(value).lower() if isinstance(value, bool) else f"{value:.9g}" if isinstance(value, float) else value
-             for key, value in dataclasses.asdict(cfg).items()}
-    return {**texts, "batch": batch, "seq_len": seq_len}
+    def text(value):
+        return f"{value:.9g}" if isinstance(value, float) else str(value).lower()
+
+    return {key: text(value) for key, value in {**dataclasses.asdict(cfg), "batch": batch, "seq_len": seq_len}.items()}
 
 
 def make_case(name, cfg, batch, seq_len, first_seed):
