@@ -1,0 +1,94 @@
+// The DeepSeekMoE layer: h = sum over shared experts of FFN_i(u) + sum over the chosen routed experts of s_i FFN_i(u).
+// The residual is not in it. Forward and backward are explicit; results have the same bits for any number of threads,
+// and a token's output does not depend on the other tokens of its batch.
+//
+//   MoeLayer layer(config, MoeWeights::random(config, DType::kF32, /*seed=*/1));
+//   MoeForward out = layer.forward(ctx, x, {.training = true});     // out.y, out.routing, out.losses
+//   MoeGradients grads(config);
+//   Tensor dx = layer.backward(ctx, dy, out, grads);                // adds to grads
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "dsmoe/context.h"
+#include "dsmoe/moe_config.h"
+#include "dsmoe/tensor.h"
+
+namespace dsmoe {
+
+// One SwiGLU: down(silu(gate(x)) * up(x)). Shapes for a width of W: [W, D], [W, D], [D, W].
+struct ExpertTensors {
+  Tensor gate_proj, up_proj, down_proj;
+};
+
+// Weights, all f32 or all bf16 (the gate and its bias may be f32 beside bf16 experts).
+struct MoeWeights {
+  Tensor gate;                        // [E, D]
+  Tensor gate_bias;                   // [E] f32, only with MoeConfig::selection_bias
+  std::vector<ExpertTensors> routed;  // E experts of width F
+  ExpertTensors shared;               // the shared experts side by side, width S * F; empty when S = 0
+
+  // The reference's initialisation: gate uniform in ±1/sqrt(D), the rest normal with deviation `std`.
+  static MoeWeights random(const MoeConfig& config, DType dtype, std::uint64_t seed, float std = 0.02f);
+  void check(const MoeConfig& config) const;  // throws Error naming the tensor, what was expected and found
+};
+
+// Gradients in f32, in the shapes of the weights. backward() adds to them.
+struct MoeGradients {
+  explicit MoeGradients(const MoeConfig& config);
+  void zero();
+
+  Tensor gate;
+  std::vector<ExpertTensors> routed;
+  ExpertTensors shared;
+};
+
+// Which experts each token chose.
+struct Routing {
+  Tensor experts;  // [T, K] i32, best first; the lower index wins ties
+  Tensor weights;  // [T, K] f32, what the experts' outputs are multiplied by
+  Tensor scores;   // [T, E] f32, of all routed experts
+};
+
+// Each with its coefficient in it; 0 where the coefficient is.
+struct BalanceLosses {
+  double sequence = 0, batch = 0, device = 0;
+  double total() const { return sequence + batch + device; }
+};
+
+struct MoeForward {
+  Tensor y;  // shape and dtype of x
+  Routing routing;
+  BalanceLosses losses;  // only in training
+
+  struct Saved;
+  std::shared_ptr<const Saved> saved;  // what backward needs; only in training
+};
+
+struct MoeForwardOptions {
+  bool training = false;      // compute balance losses and keep what backward needs
+  Index sequence_length = 0;  // for x [T, D] that holds several sequences; 0: one sequence. Known for x [B, S, D].
+};
+
+class MoeLayer {
+ public:
+  MoeLayer(MoeConfig config, MoeWeights weights);
+
+  const MoeConfig& config() const { return config_; }
+  const MoeWeights& weights() const { return weights_; }
+
+  // x [T, D] or [B, S, D], in the dtype of the experts.
+  MoeForward forward(Context& ctx, const Tensor& x, const MoeForwardOptions& options = {}) const;
+
+  // The gradient of <y, dy> + aux_scale * losses.total(): adds to grads and returns dx.
+  Tensor backward(Context& ctx, const Tensor& dy, const MoeForward& forward, MoeGradients& grads,
+                  float aux_scale = 1.0f) const;
+
+ private:
+  MoeConfig config_;
+  MoeWeights weights_;
+};
+
+}  // namespace dsmoe

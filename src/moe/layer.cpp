@@ -1,0 +1,88 @@
+// One layer, in the order in which a token passes it: gate, plan, gate/up products, down products and sum.
+// Backward reads the same steps from the end.
+#include "core/fail.h"
+#include "dsmoe/moe.h"
+#include "moe/balance.h"
+#include "moe/gate.h"
+#include "moe/plan.h"
+#include "moe/weights.h"
+#include "ops/experts.h"
+
+namespace dsmoe {
+
+struct MoeForward::Saved {
+  Tensor x;  // [T, D]
+  Index sequence_length = 0;
+  ops::Chosen chosen;
+  Plan plan;
+  ops::ExpertActivations activations;
+};
+
+namespace {
+
+// [T, D] from [T, D] or [B, S, D].
+Tensor as_tokens(const MoeConfig& c, const Tensor& x, const char* name) {
+  require((x.rank() == 2 || x.rank() == 3) && x.dim(x.rank() - 1) == c.hidden_size,
+          "{} must be [tokens, {}] or [batch, sequence, {}], got {}", name, c.hidden_size, c.hidden_size, x.shape().str());
+  return x.rank() == 2 ? x : x.reshape({x.dim(0) * x.dim(1), x.dim(2)});
+}
+
+}  // namespace
+
+MoeLayer::MoeLayer(MoeConfig config, MoeWeights weights) : config_(config), weights_(std::move(weights)) {
+  config_.validate();
+  weights_.check(config_);
+}
+
+MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardOptions& options) const {
+  const Tensor x = as_tokens(config_, x_in, "x");  // [T, D]
+  const Index tokens = x.dim(0);
+  const Index sequence = x_in.rank() == 3 ? x_in.dim(1) : options.sequence_length > 0 ? options.sequence_length : tokens;
+  require(tokens == 0 || tokens % sequence == 0, "{} tokens are no whole number of sequences of {}", tokens, sequence);
+  const ops::ExpertWeights experts = expert_list(config_, weights_);
+
+  const ops::Chosen chosen = gate_forward(ctx, config_, x, weights_.gate, weights_.gate_bias);
+  Plan plan = make_plan(config_, chosen);
+  ops::ExpertActivations kept;
+  Tensor h(x.dtype(), {plan.rows(), config_.expert_size});  // [R, F]
+  ops::experts_gate_up(ctx, experts, plan.view(), x, h, options.training ? &kept : nullptr);
+
+  MoeForward out;
+  out.y = Tensor(x.dtype(), x_in.shape());
+  Tensor y = out.y.reshape(x.shape());
+  ops::experts_down_combine(ctx, experts, plan.view(), h, y);
+  out.routing = {chosen.experts, chosen.weights, chosen.scores};
+  if (options.training) {
+    out.losses = balance_losses(config_, chosen, sequence);
+    out.saved = std::make_shared<MoeForward::Saved>(
+        MoeForward::Saved{x, sequence, chosen, std::move(plan), std::move(kept)});
+  }
+  return out;
+}
+
+Tensor MoeLayer::backward(Context& ctx, const Tensor& dy_in, const MoeForward& forward, MoeGradients& grads,
+                          float aux_scale) const {
+  require(forward.saved != nullptr, "backward needs a forward with .training = true");
+  const MoeForward::Saved& saved = *forward.saved;
+  const Tensor dy = as_tokens(config_, dy_in, "dy");  // [T, D]
+  require(dy.shape() == saved.x.shape() && dy.dtype() == saved.x.dtype(), "dy is {} {}, but x was {} {}",
+          to_string(dy.dtype()), dy_in.shape().str(), to_string(saved.x.dtype()), saved.x.shape().str());
+  const Plan& plan = saved.plan;
+  const ops::ExpertWeights experts = expert_list(config_, weights_);
+  ops::ExpertGrads expert_grads = expert_list(config_, grads);
+
+  const ops::ExpertRowGrads d = ops::experts_down_backward(ctx, experts, plan.view(), dy, saved.activations);
+  ops::experts_weight_backward(ctx, plan.view(), saved.x, dy, d, expert_grads);
+
+  Tensor dchosen(DType::kF32, {plan.tokens, config_.experts_per_token});
+  for (std::size_t i = 0; i < plan.slot_row.size(); ++i)
+    dchosen.data<float>()[i] = d.weight[static_cast<std::size_t>(plan.slot_row[i])];
+  const Tensor dscores = balance_backward(config_, saved.chosen, saved.sequence_length, aux_scale);
+
+  Tensor dx(DType::kF32, dy.shape());
+  gate_backward(ctx, config_, saved.x, weights_.gate, saved.chosen, dchosen, dscores, grads.gate, dx);
+  ops::experts_gate_up_backward(ctx, experts, plan.view(), d, dx);
+  return dx.to(dy.dtype()).reshape(dy_in.shape());
+}
+
+}  // namespace dsmoe

@@ -1,0 +1,234 @@
+#include "ops/experts.h"
+
+#include <cstring>
+
+#include "ops/cpu/tasks.h"
+#include "ops/dispatch.h"
+
+namespace dsmoe::ops::cpu {
+
+using namespace dsmoe::cpu;
+
+namespace {
+
+// Rows [row, row + rows) of expert e by columns [col, col + cols).
+struct Task {
+  Index expert, row, rows, col, cols;
+};
+
+// Every expert's rows cut at kMaxRows, times `width` columns cut at `cols`. Experts without rows have no task.
+std::vector<Task> cut(const ExpertRows& rows, Index width, Index cols) {
+  std::vector<Task> tasks;
+  for (Index e = 0; e < rows.experts(); ++e)
+    for (Index r = rows.offset[e]; r < rows.offset[e + 1]; r += kMaxRows)
+      for (Index c = 0; c < width; c += cols)
+        tasks.push_back({e, r, std::min(kMaxRows, rows.offset[e + 1] - r), c, std::min(cols, width - c)});
+  return tasks;
+}
+
+template <class T>
+void list_gathered(const T** line, Index count, const T* base, Index ld, const std::int32_t* row) {
+  for (Index i = 0; i < count; ++i) line[i] = base + row[i] * ld;
+}
+
+template <class T>
+const T* matrix(const Matrix& m) {
+  return static_cast<const T*>(m.data);
+}
+
+// fn(workspace, expert, row, rows, col, cols) for every expert's rows in order, once per block of columns of
+// the model width: one task owns a block of columns of all tokens, so it may add to them without any lock and
+// always in the same order.
+template <class T, class Begin, class Fn, class End>
+void by_model_columns(Context& ctx, const ExpertRows& rows, Index width, Index lines_b, Begin begin, Fn fn, End end) {
+  const KernelTable& kt = kernels();
+  const Index cols = columns_per_task(ctx, kt, width);
+  ctx.pool().run((width + cols - 1) / cols, [&](Index task, int worker) {
+    const Index col = task * cols, here = std::min(cols, width - col);
+    Workspace<T> ws(ctx, worker, kt, kMaxRows, lines_b);
+    begin(col, here);
+    for (Index e = 0; e < rows.experts(); ++e)
+      for (Index r = rows.offset[e]; r < rows.offset[e + 1]; r += kMaxRows)
+        fn(kt, ws, Task{e, r, std::min(kMaxRows, rows.offset[e + 1] - r), col, here});
+    end(kt, col, here);
+  });
+}
+
+}  // namespace
+
+void experts_gate_up(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& x, Tensor& h,
+                     ExpertActivations* keep) {
+  const KernelTable& kt = kernels();
+  const Index width = w.expert_width, depth = w.model_width;
+  const std::vector<Task> tasks = cut(rows, width, kMaxCols / 2);
+  dispatch(w.dtype, [&]<class T>(T) {
+    T* const h_out = h.data<T>();
+    T* const gate_out = keep ? keep->gate.data<T>() : nullptr;
+    T* const up_out = keep ? keep->up.data<T>() : nullptr;
+    ctx.pool().run(static_cast<Index>(tasks.size()), [&](Index i, int worker) {
+      const Task& t = tasks[static_cast<std::size_t>(i)];
+      const Matrix &wg = w.gate[static_cast<std::size_t>(t.expert)], &wu = w.up[static_cast<std::size_t>(t.expert)];
+      Workspace<T> ws(ctx, worker, kt, kMaxRows, kMaxCols);
+      list_gathered(ws.a, t.rows, x.data<T>(), depth, rows.token.data() + t.row);
+      // The columns of one product are the gate's rows and then the up projection's, so x is packed once for both.
+      list_lines(ws.b, t.cols, matrix<T>(wg) + t.col * wg.ld, wg.ld);
+      list_lines(ws.b + t.cols, t.cols, matrix<T>(wu) + t.col * wu.ld, wu.ld);
+      product<T>(kt, t.rows, 2 * t.cols, depth, {ws.a, Lines::kAlong}, {ws.b, Lines::kAlong}, ws.block, 2 * t.cols, false,
+                 ws.panels);
+      for (Index r = 0; r < t.rows; ++r) {
+        float* gate = ws.block + r * 2 * t.cols;
+        float* up = gate + t.cols;
+        const Index to = (t.row + r) * width + t.col;
+        if constexpr (sizeof(T) == 2) {  // rounded to storage before use, as backward will see them
+          T rounded[kMaxCols];
+          from_f32(kt, 2 * t.cols, gate, rounded);
+          to_f32(kt, 2 * t.cols, rounded, gate);
+        }
+        if (keep) {
+          from_f32(kt, t.cols, gate, gate_out + to);
+          from_f32(kt, t.cols, up, up_out + to);
+        }
+        kt.swiglu(t.cols, gate, up, gate);
+        from_f32(kt, t.cols, gate, h_out + to);
+      }
+    });
+  });
+}
+
+void experts_down_combine(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& h, Tensor& y) {
+  const Index width = w.expert_width, model = w.model_width;
+  dispatch(w.dtype, [&]<class T>(T) {
+    Tensor sums = y.dtype() == DType::kF32 ? y : Tensor(DType::kF32, y.shape());
+    float* const sum = sums.data<float>();
+    T* const out = y.data<T>();
+    by_model_columns<T>(
+        ctx, rows, model, kMaxCols,
+        [&](Index col, Index cols) {
+          for (Index t = 0; t < rows.tokens; ++t) std::memset(sum + t * model + col, 0, static_cast<std::size_t>(cols) * 4);
+        },
+        [&](const KernelTable& kt, Workspace<T>& ws, const Task& t) {
+          const Matrix& wd = w.down[static_cast<std::size_t>(t.expert)];
+          list_lines(ws.a, t.rows, h.data<T>() + t.row * width, width);
+          list_lines(ws.b, t.cols, matrix<T>(wd) + t.col * wd.ld, wd.ld);
+          product<T>(kt, t.rows, t.cols, width, {ws.a, Lines::kAlong}, {ws.b, Lines::kAlong}, ws.block, t.cols, false,
+                     ws.panels);
+          for (Index r = 0; r < t.rows; ++r) {
+            const auto row = static_cast<std::size_t>(t.row + r);
+            kt.add_scaled(t.cols, rows.weight[row], ws.block + r * t.cols, sum + rows.token[row] * model + t.col);
+          }
+        },
+        [&](const KernelTable& kt, Index col, Index cols) {
+          if constexpr (sizeof(T) == 2)
+            for (Index t = 0; t < rows.tokens; ++t) from_f32(kt, cols, sum + t * model + col, out + t * model + col);
+        });
+  });
+}
+
+void experts_down_backward(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& dy,
+                           const ExpertActivations& kept, ExpertRowGrads& d) {
+  const KernelTable& kt = kernels();
+  const Index width = w.expert_width, model = w.model_width;
+  const std::vector<Task> tasks = cut(rows, width, kMaxCols);
+  const Index pieces = (width + kMaxCols - 1) / kMaxCols;
+  std::vector<float> partial(static_cast<std::size_t>(pieces * rows.rows()));  // of <e, h>, a piece per block of F
+  dispatch(w.dtype, [&]<class T>(T) {
+    T *const d_gate = d.gate.data<T>(), *const d_up = d.up.data<T>(), *const scaled_h = d.scaled_h.data<T>();
+    ctx.pool().run(static_cast<Index>(tasks.size()), [&](Index i, int worker) {
+      const Task& t = tasks[static_cast<std::size_t>(i)];
+      const Matrix& wd = w.down[static_cast<std::size_t>(t.expert)];
+      Workspace<T> ws(ctx, worker, kt, kMaxRows, model);
+      list_gathered(ws.a, t.rows, dy.data<T>(), model, rows.token.data() + t.row);
+      list_lines(ws.b, model, matrix<T>(wd) + t.col, wd.ld);
+      product<T>(kt, t.rows, t.cols, model, {ws.a, Lines::kAlong}, {ws.b, Lines::kAcross}, ws.block, t.cols, false,
+                 ws.panels);
+      for (Index r = 0; r < t.rows; ++r) {
+        const Index row = t.row + r, at = row * width + t.col;
+        const float scale = rows.weight[static_cast<std::size_t>(row)];
+        const float* dh = ws.block + r * t.cols;
+        float gate[kMaxCols], up[kMaxCols], h[kMaxCols];
+        to_f32(kt, t.cols, kept.gate.data<T>() + at, gate);
+        to_f32(kt, t.cols, kept.up.data<T>() + at, up);
+        kt.swiglu_backward(t.cols, gate, up, dh, gate, up, h);
+        partial[static_cast<std::size_t>(t.col / kMaxCols * rows.rows() + row)] = kt.dot(t.cols, dh, h);
+        for (float* v : {gate, up, h}) kt.scale(t.cols, scale, v, v);
+        from_f32(kt, t.cols, gate, d_gate + at);
+        from_f32(kt, t.cols, up, d_up + at);
+        from_f32(kt, t.cols, h, scaled_h + at);
+      }
+    });
+  });
+  for (std::size_t r = 0; r < d.weight.size(); ++r) {
+    double sum = 0;
+    for (Index p = 0; p < pieces; ++p) sum += partial[static_cast<std::size_t>(p) * d.weight.size() + r];
+    d.weight[r] = static_cast<float>(sum);
+  }
+}
+
+void experts_gate_up_backward(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const ExpertRowGrads& d,
+                              Tensor& dx) {
+  const Index width = w.expert_width, model = w.model_width;
+  float* const sum = dx.data<float>();
+  dispatch(w.dtype, [&]<class T>(T) {
+    by_model_columns<T>(
+        ctx, rows, model, std::max(width, kMaxCols), [](Index, Index) {},
+        [&](const KernelTable& kt, Workspace<T>& ws, const Task& t) {
+          const auto e = static_cast<std::size_t>(t.expert);
+          const auto add = [&](const Tensor& grad, const Matrix& m, bool accumulate) {
+            list_lines(ws.a, t.rows, grad.data<T>() + t.row * width, width);
+            list_lines(ws.b, width, matrix<T>(m) + t.col, m.ld);
+            product<T>(kt, t.rows, t.cols, width, {ws.a, Lines::kAlong}, {ws.b, Lines::kAcross}, ws.block, t.cols, accumulate,
+                       ws.panels);
+          };
+          add(d.gate, w.gate[e], false);
+          add(d.up, w.up[e], true);
+          for (Index r = 0; r < t.rows; ++r) {
+            const Index token = rows.token[static_cast<std::size_t>(t.row + r)];
+            kt.add_scaled(t.cols, 1.0f, ws.block + r * t.cols, sum + token * model + t.col);
+          }
+        },
+        [](const KernelTable&, Index, Index) {});
+  });
+}
+
+void experts_weight_backward(Context& ctx, const ExpertRows& rows, const Tensor& x, const Tensor& dy,
+                             const ExpertRowGrads& d, ExpertGrads& grads) {
+  const KernelTable& kt = kernels();
+  const Index width = d.gate.dim(1), model = x.dim(1);
+  // A task: kMaxRows rows of one gradient matrix of one expert. The sum runs over the expert's rows.
+  struct WeightTask {
+    std::size_t expert;
+    int which;  // 0 gate, 1 up, 2 down
+    Index first;
+  };
+  std::vector<WeightTask> tasks;
+  Index most_rows = 0;
+  for (Index e = 0; e < rows.experts(); ++e) {
+    const Index n = rows.offset[static_cast<std::size_t>(e) + 1] - rows.offset[static_cast<std::size_t>(e)];
+    most_rows = std::max(most_rows, n);
+    for (int which = 0; n > 0 && which < 3; ++which)
+      for (Index first = 0; first < (which == 2 ? model : width); first += kMaxRows)
+        tasks.push_back({static_cast<std::size_t>(e), which, first});
+  }
+  dispatch(x.dtype(), [&]<class T>(T) {
+    ctx.pool().run(static_cast<Index>(tasks.size()), [&](Index i, int worker) {
+      const WeightTask& t = tasks[static_cast<std::size_t>(i)];
+      const Index row = rows.offset[t.expert], n = rows.offset[t.expert + 1] - row;
+      Workspace<T> ws(ctx, worker, kt, most_rows, most_rows);
+      const bool down = t.which == 2;
+      // gate, up: dW[f, c] += sum_r d[r, f] x[token[r], c];  down: dW[c, f] += sum_r dy[token[r], c] scaled_h[r, f]
+      const Tensor& by_row = down ? d.scaled_h : t.which == 1 ? d.up : d.gate;
+      const Tensor& by_token = down ? dy : x;
+      const T** left = down ? ws.b : ws.a;
+      const T** right = down ? ws.a : ws.b;
+      list_lines(left, n, by_row.data<T>() + row * width, width);
+      list_gathered(right, n, by_token.data<T>(), model, rows.token.data() + row);
+      for (Index k = 0; k < n; ++k) ws.a[k] += t.first;
+      const GradMatrix& g = (down ? grads.down : t.which == 1 ? grads.up : grads.gate)[t.expert];
+      const Index all = down ? model : width;
+      product<T>(kt, std::min(kMaxRows, all - t.first), down ? width : model, n, {ws.a, Lines::kAcross},
+                 {ws.b, Lines::kAcross}, g.data + t.first * g.ld, g.ld, true, ws.panels);
+    });
+  });
+}
+
+}  // namespace dsmoe::ops::cpu

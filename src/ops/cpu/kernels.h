@@ -1,0 +1,67 @@
+// The table of SIMD kernels, one for each instruction set, chosen once at start.
+//
+// A matrix product works on panels of 32-bit units. A unit is one f32, or a pair of bf16 that are neighbours
+// along the summed dimension k. A panel of width w holds unit (k, i) at [k * w + i], i < w: what the inner
+// loop reads, in the order in which it reads it. Each output is one chain of multiply-adds over k, whatever
+// the tile it falls into, so its bits depend on its own row and column alone.
+#pragma once
+
+#include <cstdint>
+
+namespace dsmoe::cpu {
+
+using Index = std::int64_t;
+
+// Pieces of memory of kRunLines cache lines each.
+struct Runs {
+  const void* const* begin = nullptr;
+  Index count = 0;
+};
+inline constexpr Index kRunLines = 16;
+
+struct KernelTable {
+  const char* name;
+  int mr;         // rows of the largest tile
+  int nr;         // columns of a tile, and the width of a column panel
+  bool bf16_dot;  // has dot products of bf16 pairs; else bf16 operands are widened to f32 first
+
+  // c[m, n] = a · b (or += with accumulate), a: row panel of width m <= mr, b: column panel of width nr.
+  // Units are f32, or pairs of bf16 in the second. `ahead` are runs of memory to fetch into the cache meanwhile.
+  void (*tile_f32)(Index k, const std::uint32_t* a, int m, const std::uint32_t* b, float* c, Index ldc, int n,
+                   bool accumulate, Runs ahead);
+  void (*tile_bf16)(Index k, const std::uint32_t* a, int m, const std::uint32_t* b, float* c, Index ldc, int n,
+                    bool accumulate, Runs ahead);
+
+  // Panels of `width` columns from `n` lines that run along k: line i holds units (0, i), (1, i), ... Panel j
+  // starts at panels + j * stride and takes columns [j * width, (j + 1) * width); columns past n become zero.
+  void (*pack_lines)(const std::uint32_t* const* line, Index n, Index k, std::uint32_t* panels, int width, Index stride);
+  // The same from lines across k: line p holds elements (p, 0), (p, 1), ... The bf16 form takes k elements and
+  // makes (k + 1) / 2 rows of pairs.
+  void (*pack_across_f32)(const float* const* line, Index n, Index k, std::uint32_t* panels, int width, Index stride);
+  void (*pack_across_bf16)(const std::uint16_t* const* line, Index n, Index k, std::uint32_t* panels, int width,
+                           Index stride);
+
+  void (*widen)(Index n, const std::uint16_t* x, float* y);   // bf16 -> f32
+  void (*narrow)(Index n, const float* x, std::uint16_t* y);  // f32 -> bf16, to nearest even
+
+  void (*swiglu)(Index n, const float* gate, const float* up, float* h);  // h = silu(gate) * up
+  // From dh: dgate, dup, and h again. Outputs may alias inputs.
+  void (*swiglu_backward)(Index n, const float* gate, const float* up, const float* dh, float* dgate, float* dup, float* h);
+  void (*add_scaled)(Index n, float scale, const float* x, float* y);  // y += scale * x
+  void (*scale)(Index n, float scale, const float* x, float* y);       // y = scale * x
+  float (*dot)(Index n, const float* x, const float* y);               // one sum per SIMD lane, then a fixed tree
+  void (*softmax)(Index n, const float* x, float* y);
+  void (*sigmoid)(Index n, const float* x, float* y);
+
+  // Multiply-adds that stay in registers, to measure the peak: returns the number of floating-point operations.
+  double (*peak_f32)(Index rounds, float* sink);
+  double (*peak_bf16)(Index rounds, float* sink);
+};
+
+// The best table for this processor, or the one that DSMOE_CPU_ISA names (avx512bf16, avx512, avx2, generic).
+const KernelTable& kernels();
+
+// Tables compiled into this build that this processor can run, best first; for tests and `dsmoe info`.
+int available_kernels(const KernelTable** tables, int capacity);
+
+}  // namespace dsmoe::cpu

@@ -1,0 +1,263 @@
+// The kernels, written once over a Simd type and compiled once per instruction set: each target_<isa>.cpp
+// includes this file inside a namespace of its own. Raw pointers only, and no standard library templates:
+// an inline function compiled here with wide flags could be the copy that the linker keeps for all.
+// (No include guard: included once per target file, after the Simd of that target.)
+
+struct MulAddF32 {
+  static V apply(V a, V b, V sum) { return Simd::fma(a, b, sum); }
+};
+struct MulAddBf16 {
+  static V apply(V a, V b, V sum) { return Simd::dot_bf16(a, b, sum); }
+};
+
+constexpr int kW = Simd::kWidth;
+constexpr int kMr = Simd::kMr;
+constexpr int kNv = Simd::kNv;  // vectors across a tile
+constexpr int kNr = kNv * kW;
+
+template <class MulAdd, int M>
+void tile_rows(Index k, const std::uint32_t* a, const std::uint32_t* b, float* c, Index ldc, int n, bool accumulate, Runs ahead) {
+  V sum[M][kNv];
+  for (int i = 0; i < M; ++i) {
+    __builtin_prefetch(c + i * ldc, 1);
+    __builtin_prefetch(c + i * ldc + 16, 1);
+    for (int j = 0; j < kNv; ++j) sum[i][j] = Simd::zero();
+  }
+  for (Index p = 0, run = 0; p < k; ++run) {
+    // One cache line is fetched ahead per step, so that memory and arithmetic work at the same time.
+    const char* fetch = run < ahead.count ? static_cast<const char*>(ahead.begin[run]) : reinterpret_cast<const char*>(a);
+    const Index end = p + kRunLines < k ? p + kRunLines : k;
+    for (; p < end; ++p) {
+      __builtin_prefetch(fetch, 0, 2);
+      fetch += 64;
+      V bv[kNv];
+      for (int j = 0; j < kNv; ++j) bv[j] = Simd::load(b + j * kW);
+      for (int i = 0; i < M; ++i) {
+        const V av = Simd::broadcast(a + i);
+        for (int j = 0; j < kNv; ++j) sum[i][j] = MulAdd::apply(av, bv[j], sum[i][j]);
+      }
+      a += M;
+      b += kNr;
+    }
+  }
+  for (int i = 0; i < M; ++i) {
+    for (int j = 0; j < kNv; ++j) {
+      float* to = c + i * ldc + j * kW;
+      const int left = n - j * kW;
+      if (left <= 0) break;
+      if (left >= kW) {
+        Simd::store(to, accumulate ? Simd::add(Simd::load(to), sum[i][j]) : sum[i][j]);
+      } else {
+        Simd::store_n(to, accumulate ? Simd::add(Simd::load_n(to, left), sum[i][j]) : sum[i][j], left);
+      }
+    }
+  }
+}
+
+// Calls tile_rows<m> for a run-time m.
+template <class MulAdd, int M = kMr>
+void tile(Index k, const std::uint32_t* a, int m, const std::uint32_t* b, float* c, Index ldc, int n, bool accumulate, Runs ahead) {
+  if (m == M) return tile_rows<MulAdd, M>(k, a, b, c, ldc, n, accumulate, ahead);
+  if constexpr (M > 1) tile<MulAdd, M - 1>(k, a, m, b, c, ldc, n, accumulate, ahead);
+}
+
+// One square block of a panel: kW lines (those past `have` are zero) by `depth` units, transposed.
+inline void pack_block(const std::uint32_t* const* line, int have, Index p, int depth, std::uint32_t* to, int width, int here) {
+  V block[kW];
+  for (int i = 0; i < kW; ++i) {
+    block[i] = i >= have ? Simd::zero() : depth == kW ? Simd::load(line[i] + p) : Simd::load_n(line[i] + p, depth);
+  }
+  Simd::transpose(block);
+  if (here == kW && depth == kW) {
+    for (int j = 0; j < kW; ++j) Simd::store(to + j * width, block[j]);
+  } else {
+    for (int j = 0; j < depth; ++j) Simd::store_n(to + j * width, block[j], here);
+  }
+}
+
+void pack_lines(const std::uint32_t* const* line, Index n, Index k, std::uint32_t* panels, int width, Index stride) {
+  for (Index first = 0; first < n; first += width, panels += stride) {
+    for (int i = 0; i < width; i += kW) {
+      const int here = width - i < kW ? width - i : kW;  // columns of the panel that this pass writes
+      const Index left = n - first - i;
+      const int have = left < here ? static_cast<int>(left < 0 ? 0 : left) : here;
+      // The lines that come next are asked for while these are packed: each is a stream of its own that is
+      // too short here for the hardware's prefetcher to catch.
+      const std::uint32_t* const* ahead = line + first + i + kW;
+      const int to_come = static_cast<int>(left - kW < 0 ? 0 : left - kW < kW ? left - kW : kW);
+      for (Index p = 0; p < k; p += kW) {
+        for (int a = 0; a < to_come; ++a) __builtin_prefetch(ahead[a] + p, 0, 2);
+        const int depth = k - p < kW ? static_cast<int>(k - p) : kW;
+        pack_block(line + first + i, have, p, depth, panels + p * width + i, width, here);
+      }
+    }
+  }
+}
+
+constexpr Index kRowsAhead = 4;
+
+void pack_across_f32(const float* const* line, Index n, Index k, std::uint32_t* panels, int width, Index stride) {
+  for (Index p = 0; p < k; ++p) {
+    const float* ahead = line[p + kRowsAhead < k ? p + kRowsAhead : p];
+    for (Index i = 0; i < n; i += 16) __builtin_prefetch(ahead + i);
+    for (Index first = 0, panel = 0; first < n; first += width, panel += stride) {
+      for (int i = 0; i < width; i += kW) {
+        const int here = width - i < kW ? width - i : kW;
+        const Index left = n - first - i;
+        const float* from = line[p] + first + i;
+        const V v = left >= kW ? Simd::load(from) : left > 0 ? Simd::load_n(from, static_cast<int>(left)) : Simd::zero();
+        std::uint32_t* to = panels + panel + p * width + i;
+        here == kW ? Simd::store(to, v) : Simd::store_n(to, v, here);
+      }
+    }
+  }
+}
+
+void pack_across_bf16(const std::uint16_t* const* line, Index n, Index k, std::uint32_t* panels, int width, Index stride) {
+  for (Index p = 0; p < k; p += 2) {
+    const std::uint16_t* high = p + 1 < k ? line[p + 1] : nullptr;
+    for (Index q = p + kRowsAhead; q < p + kRowsAhead + 2 && q < k; ++q)
+      for (Index i = 0; i < n; i += 32) __builtin_prefetch(line[q] + i);
+    for (Index first = 0, panel = 0; first < n; first += width, panel += stride) {
+      for (int i = 0; i < width; i += kW) {
+        const int here = width - i < kW ? width - i : kW;
+        const Index left = n - first - i;
+        const int have = left < kW ? static_cast<int>(left < 0 ? 0 : left) : kW;
+        const V v = Simd::load_pairs(line[p] + first + i, high ? high + first + i : nullptr, have);
+        std::uint32_t* to = panels + panel + p / 2 * width + i;
+        here == kW ? Simd::store(to, v) : Simd::store_n(to, v, here);
+      }
+    }
+  }
+}
+
+// Runs fn(offset, count) over n elements in vectors; the last one may be partial. Each element's result
+// does not depend on where it falls.
+template <class Fn>
+inline void each_vector(Index n, Fn fn) {
+  Index i = 0;
+  for (; i + kW <= n; i += kW) fn(i, kW);
+  if (i < n) fn(i, static_cast<int>(n - i));
+}
+
+inline V load_some(const float* p, int count) { return count == kW ? Simd::load(p) : Simd::load_n(p, count); }
+inline void store_some(float* p, V v, int count) { count == kW ? Simd::store(p, v) : Simd::store_n(p, v, count); }
+
+void widen(Index n, const std::uint16_t* x, float* y) {
+  each_vector(n, [=](Index i, int count) { store_some(y + i, Simd::load_bf16(x + i, count), count); });
+}
+
+void narrow(Index n, const float* x, std::uint16_t* y) {
+  each_vector(n, [=](Index i, int count) { Simd::store_bf16(y + i, load_some(x + i, count), count); });
+}
+
+// e^x: x = n ln2 + r with |r| <= ln2 / 2, e^r by its Taylor polynomial of degree 7 (the remainder is under
+// 2^-26 of the value, below the rounding of the sum). Underflows to 0 below -104, infinite above 88.73.
+inline V exp(V x) {
+  x = Simd::max(Simd::min(x, Simd::set(89.0f)), Simd::set(-104.0f));
+  const V n = Simd::round(Simd::mul(x, Simd::set(1.44269504088896341f)));
+  V r = Simd::fma(n, Simd::set(-0.693359375f), x);  // ln2 in two parts, the first with 9 bits: n * it is exact
+  r = Simd::fma(n, Simd::set(2.12194440054690583e-4f), r);
+  V p = Simd::set(1.0f / 5040);
+  p = Simd::fma(p, r, Simd::set(1.0f / 720));
+  p = Simd::fma(p, r, Simd::set(1.0f / 120));
+  p = Simd::fma(p, r, Simd::set(1.0f / 24));
+  p = Simd::fma(p, r, Simd::set(1.0f / 6));
+  p = Simd::fma(p, r, Simd::set(0.5f));
+  p = Simd::fma(p, r, Simd::set(1.0f));
+  p = Simd::fma(p, r, Simd::set(1.0f));
+  return Simd::scale(p, n);
+}
+
+inline V sigmoid(V x) {
+  const V one = Simd::set(1.0f);
+  return Simd::div(one, Simd::add(one, exp(Simd::sub(Simd::zero(), x))));
+}
+
+void swiglu(Index n, const float* gate, const float* up, float* h) {
+  each_vector(n, [=](Index i, int count) {
+    const V g = load_some(gate + i, count);
+    store_some(h + i, Simd::mul(Simd::mul(g, sigmoid(g)), load_some(up + i, count)), count);
+  });
+}
+
+void swiglu_backward(Index n, const float* gate, const float* up, const float* dh, float* dgate, float* dup, float* h) {
+  each_vector(n, [=](Index i, int count) {
+    const V g = load_some(gate + i, count), u = load_some(up + i, count), d = load_some(dh + i, count);
+    const V s = sigmoid(g);
+    const V silu = Simd::mul(g, s);
+    // silu'(g) = s + g s (1 - s)
+    const V slope = Simd::fma(silu, Simd::sub(Simd::set(1.0f), s), s);
+    store_some(h + i, Simd::mul(silu, u), count);
+    store_some(dup + i, Simd::mul(d, silu), count);
+    store_some(dgate + i, Simd::mul(Simd::mul(d, u), slope), count);
+  });
+}
+
+void add_scaled(Index n, float scale, const float* x, float* y) {
+  const V s = Simd::set(scale);
+  each_vector(n, [=](Index i, int count) { store_some(y + i, Simd::fma(s, load_some(x + i, count), load_some(y + i, count)), count); });
+}
+
+void scale(Index n, float factor, const float* x, float* y) {
+  const V s = Simd::set(factor);
+  each_vector(n, [=](Index i, int count) { store_some(y + i, Simd::mul(s, load_some(x + i, count)), count); });
+}
+
+float dot(Index n, const float* x, const float* y) {
+  V sum = Simd::zero();
+  each_vector(n, [&](Index i, int count) { sum = Simd::fma(load_some(x + i, count), load_some(y + i, count), sum); });
+  return Simd::sum(sum);
+}
+
+void softmax(Index n, const float* x, float* y) {
+  float largest = x[0];
+  for (Index i = 1; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
+  const V shift = Simd::set(largest);
+  each_vector(n, [=](Index i, int count) { store_some(y + i, exp(Simd::sub(load_some(x + i, count), shift)), count); });
+  double total = 0;
+  for (Index i = 0; i < n; ++i) total += y[i];
+  const V scale = Simd::set(static_cast<float>(1.0 / total));
+  each_vector(n, [=](Index i, int count) { store_some(y + i, Simd::mul(load_some(y + i, count), scale), count); });
+}
+
+void sigmoid_all(Index n, const float* x, float* y) {
+  each_vector(n, [=](Index i, int count) { store_some(y + i, sigmoid(load_some(x + i, count)), count); });
+}
+
+template <class MulAdd, int kUnit>
+double peak(Index rounds, float* sink) {
+  constexpr int kChains = 12;  // enough to hide the latency of a multiply-add
+  V sum[kChains];
+  for (int i = 0; i < kChains; ++i) sum[i] = Simd::set(static_cast<float>(i));
+  const V a = Simd::set(1e-9f), b = Simd::set(1e-9f);
+  for (Index r = 0; r < rounds; ++r)
+    for (int i = 0; i < kChains; ++i) sum[i] = MulAdd::apply(a, b, sum[i]);
+  V total = sum[0];
+  for (int i = 1; i < kChains; ++i) total = Simd::add(total, sum[i]);
+  *sink = Simd::sum(total);
+  return 2.0 * kUnit * kW * kChains * static_cast<double>(rounds);
+}
+
+const KernelTable kTable = {
+    .name = Simd::kName,
+    .mr = kMr,
+    .nr = kNr,
+    .bf16_dot = Simd::kBf16Dot,
+    .tile_f32 = tile<MulAddF32>,
+    .tile_bf16 = Simd::kBf16Dot ? tile<MulAddBf16> : nullptr,
+    .pack_lines = pack_lines,
+    .pack_across_f32 = pack_across_f32,
+    .pack_across_bf16 = pack_across_bf16,
+    .widen = widen,
+    .narrow = narrow,
+    .swiglu = swiglu,
+    .swiglu_backward = swiglu_backward,
+    .add_scaled = add_scaled,
+    .scale = scale,
+    .dot = dot,
+    .softmax = softmax,
+    .sigmoid = sigmoid_all,
+    .peak_f32 = peak<MulAddF32, 1>,
+    .peak_bf16 = Simd::kBf16Dot ? peak<MulAddBf16, 2> : peak<MulAddF32, 1>,
+};

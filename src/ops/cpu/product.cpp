@@ -1,0 +1,190 @@
+#include "ops/cpu/product.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace dsmoe::cpu {
+
+namespace {
+
+constexpr Index kMaxLines = 2 * kDepth;  // lines of one block: elements of k, or columns
+static_assert(kMaxCols <= kMaxLines);
+
+// Elements of k in one block of kDepth units.
+template <class T>
+constexpr Index block_depth() {
+  return sizeof(T) == 4 ? kDepth : 2 * kDepth;
+}
+
+// Packs elements [first, first + count) x [k0, k0 + depth) into panels of the given width, `stride` units apart;
+// returns the units along k.
+template <class T>
+Index pack(const KernelTable& kt, Operand<T> x, Index first, Index count, Index k0, Index depth, std::uint32_t* panels,
+           int width, Index stride, float* wide) {
+  const T* line[kMaxLines];
+  const bool along = x.lines == Lines::kAlong;
+  const Index lines = along ? count : depth;
+  for (Index i = 0; i < lines; ++i) line[i] = along ? x.line[first + i] + k0 : x.line[k0 + i] + first;
+
+  if constexpr (sizeof(T) == 4) {
+    if (along) {
+      kt.pack_lines(reinterpret_cast<const std::uint32_t* const*>(line), count, depth, panels, width, stride);
+    } else {
+      kt.pack_across_f32(line, count, depth, panels, width, stride);
+    }
+    return depth;
+  } else if (kt.bf16_dot) {
+    if (along) {
+      kt.pack_lines(reinterpret_cast<const std::uint32_t* const*>(line), count, depth / 2, panels, width, stride);
+      for (Index i = 0; depth % 2 != 0 && i < (count + width - 1) / width * width; ++i) {
+        // The last unit has only a low half.
+        panels[i / width * stride + depth / 2 * width + i % width] = i < count ? line[i][depth - 1].bits : 0u;
+      }
+    } else {
+      kt.pack_across_bf16(reinterpret_cast<const std::uint16_t* const*>(line), count, depth, panels, width, stride);
+    }
+    return (depth + 1) / 2;
+  } else {  // no bf16 dot products: widen the lines and pack those
+    const float* wide_line[kMaxLines];
+    const Index length = along ? depth : count;
+    for (Index i = 0; i < lines; ++i) {
+      kt.widen(length, reinterpret_cast<const std::uint16_t*>(line[i]), wide + i * length);
+      wide_line[i] = wide + i * length;
+    }
+    return pack(kt, Operand<float>{wide_line, x.lines}, 0, count, 0, depth, panels, width, stride, nullptr);
+  }
+}
+
+}  // namespace
+
+std::size_t product_scratch(const KernelTable& kt) {
+  const Index panels = kMaxRows + kMaxCols + 2 * kt.nr;
+  const Index wide = kt.bf16_dot ? 0 : kMaxCols;
+  // Widened bf16 has twice as many units to a block.
+  return static_cast<std::size_t>((panels + wide) * (kt.bf16_dot ? 1 : 2) * kDepth) * sizeof(std::uint32_t);
+}
+
+namespace {
+
+// One product with its fixed parts: where panels lie in the scratch, and which tile kernel runs.
+template <class T>
+class Product {
+ public:
+  Product(const KernelTable& kt, Operand<T> a, Operand<T> b, Index k, float* c, Index ldc, bool accumulate, void* scratch)
+      : kt_(kt),
+        a_(a),
+        b_(b),
+        k_(k),
+        c_(c),
+        ldc_(ldc),
+        accumulate_(accumulate),
+        tile_(sizeof(T) == 2 && kt.bf16_dot ? kt.tile_bf16 : kt.tile_f32),
+        unit_depth_(sizeof(T) == 2 && !kt.bf16_dot ? 2 * kDepth : kDepth),
+        a_panels_(static_cast<std::uint32_t*>(scratch)),
+        b_panels_(a_panels_ + kMaxRows * unit_depth_),
+        wide_(reinterpret_cast<float*>(b_panels_ + (kMaxCols + kt.nr) * unit_depth_)) {}
+
+  // Few rows: bound by reading b. Each line of b is read in one go, since long streams are fetched best, and
+  // a is packed for all of k beforehand.
+  static bool few(const KernelTable& kt, Index m, Index k) { return m <= kt.mr && m * k <= kMaxRows * kDepth; }
+
+  void few_rows(Index m, Index n) {
+    Index units = 0;
+    for (Index k0 = 0; k0 < k_; k0 += kBlock) {
+      pack(kt_, a_, 0, m, k0, std::min(kBlock, k_ - k0), a_panels_ + m * units_before(k0), static_cast<int>(m), 0, wide_);
+    }
+    for (Index j = 0; j < n; j += kt_.nr) {
+      const Index cols = std::min<Index>(kt_.nr, n - j);
+      for (Index k0 = 0; k0 < k_; k0 += kBlock) {
+        units = pack(kt_, b_, j, cols, k0, std::min(kBlock, k_ - k0), b_panels_, kt_.nr, 0, wide_);
+        tile_(units, a_panels_ + m * units_before(k0), static_cast<int>(m), b_panels_, c_ + j, ldc_, static_cast<int>(cols),
+              accumulate_ || k0 > 0, Runs{});
+      }
+    }
+  }
+
+  // Rows [m0, m0 + rows) by columns [n0, n0 + cols), which fit the panels.
+  void block(Index m0, Index rows, Index n0, Index cols) {
+    const Index tiles = (rows + kt_.mr - 1) / kt_.mr;
+    const Index panels = (cols + kt_.nr - 1) / kt_.nr;
+    for (Index k0 = 0; k0 < k_; k0 += kBlock) {
+      const Index depth = std::min(kBlock, k_ - k0);
+      pack(kt_, b_, n0, cols, k0, depth, b_panels_, kt_.nr, kt_.nr * unit_depth_, wide_);
+      const Index runs = next_runs(n0, cols, k0 + depth);
+      for (Index t = 0; t < tiles; ++t) {
+        const Index first = rows * t / tiles;  // tiles of even height: no small one at the end
+        const int height = static_cast<int>(rows * (t + 1) / tiles - first);
+        const Index units = pack(kt_, a_, m0 + first, height, k0, depth, a_panels_, height, 0, wide_);
+        for (Index j = 0; j < panels; ++j) {
+          const Index call = t * panels + j, calls = tiles * panels;
+          const Index run = runs * call / calls;
+          tile_(units, a_panels_, height, b_panels_ + j * kt_.nr * unit_depth_, c_ + (m0 + first) * ldc_ + n0 + j * kt_.nr,
+                ldc_, static_cast<int>(std::min<Index>(kt_.nr, cols - j * kt_.nr)), accumulate_ || k0 > 0,
+                Runs{run_ + run, runs * (call + 1) / calls - run});
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr Index kBlock = block_depth<T>();
+
+  Index units_before(Index k0) const { return k0 / kBlock * unit_depth_; }
+
+  // The memory that the next block of b will be packed from.
+  Index next_runs(Index n0, Index cols, Index k0) {
+    if (k0 >= k_) return 0;
+    const bool along = b_.lines == Lines::kAlong;
+    const Index lines = along ? cols : std::min(kBlock, k_ - k0);
+    for (Index i = 0; i < lines; ++i) run_[i] = along ? b_.line[n0 + i] + k0 : b_.line[k0 + i] + n0;
+    return lines;
+  }
+
+  const KernelTable& kt_;
+  Operand<T> a_, b_;
+  Index k_;
+  float* c_;
+  Index ldc_;
+  bool accumulate_;
+  decltype(KernelTable::tile_f32) tile_;
+  Index unit_depth_;
+  std::uint32_t* a_panels_;
+  std::uint32_t* b_panels_;
+  float* wide_;
+  const void* run_[kMaxLines];
+};
+
+}  // namespace
+
+template <class T>
+void product(const KernelTable& kt, Index m, Index n, Index k, Operand<T> a, Operand<T> b, float* c, Index ldc,
+             bool accumulate, void* scratch) {
+  if (m == 0 || n == 0) return;
+  if (k == 0) {
+    for (Index i = 0; i < m && !accumulate; ++i) std::memset(c + i * ldc, 0, static_cast<std::size_t>(n) * sizeof(float));
+    return;
+  }
+  Product<T> p(kt, a, b, k, c, ldc, accumulate, scratch);
+  if (Product<T>::few(kt, m, k)) return p.few_rows(m, n);
+  for (Index m0 = 0; m0 < m; m0 += kMaxRows)
+    for (Index n0 = 0; n0 < n; n0 += kMaxCols) p.block(m0, std::min(kMaxRows, m - m0), n0, std::min(kMaxCols, n - n0));
+}
+
+template void product(const KernelTable&, Index, Index, Index, Operand<float>, Operand<float>, float*, Index, bool, void*);
+template void product(const KernelTable&, Index, Index, Index, Operand<BFloat16>, Operand<BFloat16>, float*, Index, bool,
+                      void*);
+
+void to_f32(const KernelTable&, Index n, const float* x, float* y) {
+  std::memcpy(y, x, static_cast<std::size_t>(n) * sizeof(float));
+}
+void to_f32(const KernelTable& kt, Index n, const BFloat16* x, float* y) {
+  kt.widen(n, reinterpret_cast<const std::uint16_t*>(x), y);
+}
+void from_f32(const KernelTable&, Index n, const float* x, float* y) {
+  std::memcpy(y, x, static_cast<std::size_t>(n) * sizeof(float));
+}
+void from_f32(const KernelTable& kt, Index n, const float* x, BFloat16* y) {
+  kt.narrow(n, x, reinterpret_cast<std::uint16_t*>(y));
+}
+
+}  // namespace dsmoe::cpu

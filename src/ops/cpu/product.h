@@ -1,0 +1,43 @@
+// One thread's matrix product c[m, n] (+)= a[m, k] · b[k, n] over operands given as lines of memory, so that
+// gathering, slicing and transposing are choices of pointers and never copies of their own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dsmoe/dtype.h"
+#include "ops/cpu/kernels.h"
+
+namespace dsmoe::cpu {
+
+// Lines run along the summed dimension k: one line per row of a (or column of b), element (i, k) = line[i][k].
+// Lines run across it: one line per k, element (i, k) = line[k][i].
+enum class Lines { kAlong, kAcross };
+
+template <class T>
+struct Operand {
+  const T* const* line;
+  Lines lines;
+};
+
+// The rule for a sum over k, which fixes the bits of every result: chains over blocks of kDepth units
+// (f32 numbers, or bf16 pairs), and the blocks' sums added in order.
+inline constexpr Index kDepth = 256;
+// What is packed at a time: together with a tile of c it stays within a 1 MB second-level cache.
+inline constexpr Index kMaxRows = 168;
+inline constexpr Index kMaxCols = 256;
+
+// Bytes of scratch that product() needs.
+std::size_t product_scratch(const KernelTable& kt);
+
+template <class T>
+void product(const KernelTable& kt, Index m, Index n, Index k, Operand<T> a, Operand<T> b, float* c, Index ldc,
+             bool accumulate, void* scratch);
+
+// Widens or narrows a row between storage and f32; a copy when the storage is f32.
+void to_f32(const KernelTable& kt, Index n, const float* x, float* y);
+void to_f32(const KernelTable& kt, Index n, const BFloat16* x, float* y);
+void from_f32(const KernelTable& kt, Index n, const float* x, float* y);
+void from_f32(const KernelTable& kt, Index n, const float* x, BFloat16* y);
+
+}  // namespace dsmoe::cpu

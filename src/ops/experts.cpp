@@ -1,0 +1,68 @@
+#include "ops/experts.h"
+
+#include "core/fail.h"
+
+namespace dsmoe::ops {
+
+namespace {
+
+void check(const char* op, const ExpertWeights& w, const ExpertRows& rows, const Tensor& t, Index n, Index width) {
+  require(t.rank() == 2 && t.dim(0) == n && t.dim(1) == width && t.dtype() == w.dtype,
+          "[{}] expected {} [{}, {}], got {} {}", op, to_string(w.dtype), n, width, to_string(t.dtype()), t.shape().str());
+  const auto experts = static_cast<std::size_t>(rows.experts());
+  require(w.gate.size() == experts && w.up.size() == experts && w.down.size() == experts,
+          "[{}] the plan has {} experts, the weights have {}", op, experts, w.gate.size());
+}
+
+}  // namespace
+
+void experts_gate_up(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& x, Tensor& h,
+                     ExpertActivations* keep) {
+  check("experts_gate_up", w, rows, x, rows.tokens, w.model_width);
+  check("experts_gate_up", w, rows, h, rows.rows(), w.expert_width);
+  if (keep) {
+    keep->gate = Tensor(w.dtype, h.shape());
+    keep->up = Tensor(w.dtype, h.shape());
+  }
+  ctx.backend() == Backend::kRef ? ref::experts_gate_up(w, rows, x, h, keep)
+                                 : cpu::experts_gate_up(ctx, w, rows, x, h, keep);
+}
+
+void experts_down_combine(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& h, Tensor& y) {
+  check("experts_down_combine", w, rows, h, rows.rows(), w.expert_width);
+  check("experts_down_combine", w, rows, y, rows.tokens, w.model_width);
+  ctx.backend() == Backend::kRef ? ref::experts_down_combine(w, rows, h, y) : cpu::experts_down_combine(ctx, w, rows, h, y);
+}
+
+ExpertRowGrads experts_down_backward(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& dy,
+                                     const ExpertActivations& kept) {
+  check("experts_down_backward", w, rows, dy, rows.tokens, w.model_width);
+  check("experts_down_backward", w, rows, kept.gate, rows.rows(), w.expert_width);
+  const Shape shape{rows.rows(), w.expert_width};
+  ExpertRowGrads d{Tensor(w.dtype, shape), Tensor(w.dtype, shape), Tensor(w.dtype, shape),
+                   std::vector<float>(static_cast<std::size_t>(rows.rows()))};
+  ctx.backend() == Backend::kRef ? ref::experts_down_backward(w, rows, dy, kept, d)
+                                 : cpu::experts_down_backward(ctx, w, rows, dy, kept, d);
+  return d;
+}
+
+void experts_gate_up_backward(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const ExpertRowGrads& d,
+                              Tensor& dx) {
+  check("experts_gate_up_backward", w, rows, d.gate, rows.rows(), w.expert_width);
+  require(dx.shape() == Shape({rows.tokens, w.model_width}) && dx.dtype() == DType::kF32,
+          "[experts_gate_up_backward] dx is {} {}, expected f32 [{}, {}]", to_string(dx.dtype()), dx.shape().str(),
+          rows.tokens, w.model_width);
+  ctx.backend() == Backend::kRef ? ref::experts_gate_up_backward(w, rows, d, dx)
+                                 : cpu::experts_gate_up_backward(ctx, w, rows, d, dx);
+}
+
+void experts_weight_backward(Context& ctx, const ExpertRows& rows, const Tensor& x, const Tensor& dy,
+                             const ExpertRowGrads& d, ExpertGrads& grads) {
+  require(static_cast<Index>(grads.gate.size()) == rows.experts() && grads.up.size() == grads.gate.size() &&
+              grads.down.size() == grads.gate.size(),
+          "[experts_weight_backward] the plan has {} experts, the gradients have {}", rows.experts(), grads.gate.size());
+  ctx.backend() == Backend::kRef ? ref::experts_weight_backward(rows, x, dy, d, grads)
+                                 : cpu::experts_weight_backward(ctx, rows, x, dy, d, grads);
+}
+
+}  // namespace dsmoe::ops

@@ -1,0 +1,30 @@
+// y = x · Wᵀ and its gradients. x [T, K], W [N, K], y [T, N]; x and W have one dtype (f32 or bf16).
+#pragma once
+
+#include "dsmoe/context.h"
+#include "dsmoe/tensor.h"
+
+namespace dsmoe::ops {
+
+// y may be f32 or the dtype of x; sums are f32 either way.
+void linear(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y);
+
+// dx = dy · W (or += with accumulate; dx is f32), dy [T, N] in the dtype of W.
+void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate);
+
+// dW += dyᵀ · x, dW [N, K] f32, dy and x of one dtype.
+void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw);
+
+namespace ref {
+void linear(const Tensor& x, const Tensor& w, Tensor& y);
+void linear_backward_input(const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate);
+void linear_backward_weight(const Tensor& dy, const Tensor& x, Tensor& dw);
+}  // namespace ref
+
+namespace cpu {
+void linear(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y);
+void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate);
+void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw);
+}  // namespace cpu
+
+}  // namespace dsmoe::ops

@@ -1,0 +1,35 @@
+// From gate logits to each token's experts, and the gradient back to the logits. T tokens, E routed experts,
+// K chosen. Sums and exponentials in f32 or wider whatever the model's dtype.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "dsmoe/context.h"
+#include "dsmoe/moe_config.h"
+#include "dsmoe/tensor.h"
+
+namespace dsmoe::ops {
+
+struct Chosen {
+  Tensor scores;   // [T, E] f32: softmax or sigmoid of the logits
+  Tensor experts;  // [T, K] i32, best first; the lower index wins ties
+  Tensor weights;  // [T, K] f32: scores of the chosen, normalised and scaled as the config says
+};
+
+// bias [E] f32 (may be empty) is added to the scores for choosing only.
+// NaN or infinite logits give an Error with the layer and the token.
+Chosen route(Context& ctx, const MoeConfig& config, const Tensor& logits, const Tensor& bias);
+
+// dlogits [T, E] f32 from dweights [T, K] and, when not empty, dscores [T, E] (the balance losses' part).
+Tensor route_backward(Context& ctx, const MoeConfig& config, const Chosen& chosen, const Tensor& dweights,
+                      const Tensor& dscores);
+
+namespace ref {
+void scores_row(ScoreFunction score, Index e, const float* logits, float* scores);
+}
+namespace cpu {
+void scores_row(ScoreFunction score, Index e, const float* logits, float* scores);
+}
+
+}  // namespace dsmoe::ops
