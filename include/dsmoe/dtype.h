@@ -26,6 +26,21 @@ struct BFloat16 {
   friend bool operator==(BFloat16, BFloat16) = default;
 };
 
+// IEEE half precision, only read: weights of that type are converted when they are loaded.
+struct Float16 {
+  std::uint16_t bits = 0;
+
+  explicit operator float() const {
+    // The scaling by 2^112 moves the exponent from bias 15 to bias 127, and normalises subnormal numbers.
+    const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fffu) << 13;
+    const auto scaled = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
+    const bool finite = (bits & 0x7c00u) != 0x7c00u;
+    const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
+    return std::bit_cast<float>(sign | (finite ? scaled : magnitude | 0x7f800000u));
+  }
+  friend bool operator==(Float16, Float16) = default;
+};
+
 template <class T>
 struct DTypeOf;
 template <>
@@ -35,6 +50,10 @@ struct DTypeOf<float> {
 template <>
 struct DTypeOf<BFloat16> {
   static constexpr DType value = DType::kBF16;
+};
+template <>
+struct DTypeOf<Float16> {
+  static constexpr DType value = DType::kF16;
 };
 template <>
 struct DTypeOf<std::int32_t> {

@@ -11,7 +11,13 @@ namespace dsmoe {
 
 namespace {
 constexpr std::size_t kAlignment = 64;  // one cache line, one AVX-512 register
+
+// By way of f32, which holds every f16 and bf16 exactly: one rounding at most.
+template <class To, class From>
+void convert(std::span<const From> from, To* to) {
+  for (std::size_t i = 0; i < from.size(); ++i) to[i] = To(static_cast<float>(from[i]));
 }
+}  // namespace
 
 std::size_t size_of(DType dtype) {
   switch (dtype) {
@@ -130,11 +136,14 @@ Tensor Tensor::clone() const {
 Tensor Tensor::to(DType dtype) const {
   if (dtype == dtype_) return *this;
   Tensor t(dtype, shape_);
-  const auto n = static_cast<std::size_t>(numel());
   if (dtype_ == DType::kBF16 && dtype == DType::kF32) {
-    for (std::size_t i = 0; i < n; ++i) t.data<float>()[i] = static_cast<float>(data<BFloat16>()[i]);
+    convert(span<BFloat16>(), t.data<float>());
   } else if (dtype_ == DType::kF32 && dtype == DType::kBF16) {
-    for (std::size_t i = 0; i < n; ++i) t.data<BFloat16>()[i] = BFloat16(data<float>()[i]);
+    convert(span<float>(), t.data<BFloat16>());
+  } else if (dtype_ == DType::kF16 && dtype == DType::kF32) {
+    convert(span<Float16>(), t.data<float>());
+  } else if (dtype_ == DType::kF16 && dtype == DType::kBF16) {
+    convert(span<Float16>(), t.data<BFloat16>());
   } else {
     fail(ErrorCode::kUnsupported, "no conversion from {} to {}", to_string(dtype_), to_string(dtype));
   }

@@ -61,5 +61,32 @@ TEST(Tensor, ConvertsBetweenF32AndBf16) {
   EXPECT_NEAR(b.data<float>()[2], 0.1f, 0.1f * 0x1p-8f);
 }
 
+TEST(Float16, EveryValueIsExact) {
+  for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
+    const auto value = static_cast<float>(Float16{static_cast<std::uint16_t>(bits)});
+    const std::uint32_t exponent = (bits >> 10) & 31u;
+    const std::uint32_t fraction = bits & 1023u;
+    EXPECT_EQ(std::signbit(value), bits >= 0x8000u) << bits;
+    if (exponent == 31) {
+      EXPECT_TRUE(fraction != 0 ? std::isnan(value) : std::isinf(value)) << bits;
+    } else {
+      const int scale = exponent == 0 ? -24 : static_cast<int>(exponent) - 25;
+      EXPECT_EQ(std::fabs(value), std::ldexp(exponent == 0 ? fraction : fraction + 1024u, scale)) << bits;
+    }
+  }
+}
+
+TEST(Tensor, ConvertsFromF16) {
+  const std::uint16_t bits[3] = {0x3e00, 0xc000, 0x3c01};  // 1.5, -2, 1 + 2^-10
+  const Tensor half = Tensor::wrap(static_cast<const void*>(bits), DType::kF16, {3});
+  const Tensor f32 = half.to(DType::kF32);
+  EXPECT_EQ(f32.data<float>()[0], 1.5f);
+  EXPECT_EQ(f32.data<float>()[1], -2.0f);
+  EXPECT_EQ(f32.data<float>()[2], 1.0f + 0x1p-10f);
+  const Tensor bf16 = half.to(DType::kBF16);
+  EXPECT_EQ(static_cast<float>(bf16.data<BFloat16>()[2]), 1.0f) << "rounded";
+  EXPECT_THROW(f32.to(DType::kF16), Error);
+}
+
 }  // namespace
 }  // namespace dsmoe

@@ -1,0 +1,44 @@
+// A file mapped read-only into memory. Tensors hold the shared pointer, so the map lives as long as they do.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+
+namespace dsmoe::io {
+
+enum class Advice : std::uint8_t {
+  kSequential,  // read ahead far
+  kRandom,      // do not read ahead
+  kWillNeed,    // start reading now
+  kDontNeed,    // drop the pages; they are read again when touched
+};
+
+class MappedFile {
+ public:
+  // Regular files only. A file that shrinks while it is mapped ends the process with SIGBUS when the lost part
+  // is touched: replace files by renaming, as AtomicFile does, never by truncating them.
+  static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::size_t size() const { return size_; }
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+  // Hints for the operating system; never an error. kDontNeed keeps pages that are only partly in the range.
+  void advise(Advice advice, std::size_t offset, std::size_t count) const;
+  void advise(Advice advice) const { advise(advice, 0, size_); }
+
+ private:
+  MappedFile() = default;
+
+  std::filesystem::path path_;
+  const std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace dsmoe::io
