@@ -54,7 +54,11 @@ class Tensor {
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * size_of(dtype_); }
 
   const void* raw() const { return data_; }
-  void* raw_mutable();  // throws when read-only
+  void* raw_mutable() {
+    if (read_only_) [[unlikely]]
+      throw_read_only();
+    return data_;
+  }
   template <class T>
   const T* data() const {
     expect_dtype(DTypeOf<T>::value);
@@ -80,7 +84,12 @@ class Tensor {
   Tensor to(DType dtype) const;               // f32 <-> bf16, f16 -> either; the same handle when nothing changes
 
  private:
-  void expect_dtype(DType dtype) const;
+  void expect_dtype(DType dtype) const {
+    if (dtype != dtype_) [[unlikely]]
+      throw_dtype(dtype);
+  }
+  [[noreturn]] void throw_dtype(DType expected) const;
+  [[noreturn]] static void throw_read_only();
 
   std::shared_ptr<const void> storage_;
   void* data_ = nullptr;

@@ -98,13 +98,10 @@ Tensor Tensor::wrap(const void* data, DType dtype, Shape shape, std::shared_ptr<
   return t;
 }
 
-void* Tensor::raw_mutable() {
-  invariant(!read_only_, "a read-only tensor was opened for writing");
-  return data_;
-}
+void Tensor::throw_read_only() { fail(ErrorCode::kInternal, "internal error: a read-only tensor was opened for writing"); }
 
-void Tensor::expect_dtype(DType dtype) const {
-  require(dtype == dtype_, "expected a {} tensor, got {} {}", to_string(dtype), to_string(dtype_), shape_.str());
+void Tensor::throw_dtype(DType expected) const {
+  fail(ErrorCode::kInvalidArgument, "expected a {} tensor, got {} {}", to_string(expected), to_string(dtype_), shape_.str());
 }
 
 Tensor Tensor::rows(Index begin, Index end) const {

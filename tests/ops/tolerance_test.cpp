@@ -1,0 +1,44 @@
+// The checkers themselves must be able to fail.
+#include "support/tolerance.h"
+
+#include <gtest/gtest.h>
+
+#include "support/random_tensor.h"
+
+namespace dsmoe::test {
+namespace {
+
+TEST(Tolerance, ChecksCanFail) {
+  const Tensor want = random_tensor(DType::kF32, {40}, 1);
+  EXPECT_TRUE(close(want, want, 0));
+  EXPECT_TRUE(same_bits(want, want.clone()));
+
+  Tensor off = want.clone();
+  off.data<float>()[7] *= -10;  // both signs, both directions
+  EXPECT_FALSE(close(off, want, limit(DType::kBF16, 1000)));
+  EXPECT_FALSE(close(want, off, limit(DType::kBF16, 1000)));
+
+  Tensor nan = want.clone();
+  nan.data<float>()[3] = NAN;
+  EXPECT_FALSE(close(nan, want, 1e9));
+  EXPECT_FALSE(close(want, nan, 1e9));
+
+  Tensor last_bit = want.clone();
+  last_bit.data<float>()[5] = std::nextafter(last_bit.data<float>()[5], 9.0f);
+  EXPECT_FALSE(same_bits(last_bit, want));
+  EXPECT_FALSE(close(want.rows(0, 39), want, 1));
+
+  const Tensor zero = Tensor::zeros(DType::kF32, {40});
+  EXPECT_FALSE(close(zero, want, 0.5)) << "an output that was never written";
+  EXPECT_FALSE(close(want, zero, 0.5));
+}
+
+TEST(Tolerance, LimitsAreTight) {
+  // A matrix product of length 1000 that is right to one part in 10^4 is wrong in f32 and fine in bf16.
+  EXPECT_LT(limit(DType::kF32, 1000), 1e-4);
+  EXPECT_GT(limit(DType::kBF16, 1000), 1e-4);
+  EXPECT_LT(limit(DType::kBF16, 1000), 1e-2);
+}
+
+}  // namespace
+}  // namespace dsmoe::test
