@@ -1,0 +1,88 @@
+// What one DeepSeekMoE language model is: the fields of a Hugging Face config.json with model_type "deepseek",
+// named as there, with the defaults of the reference's configuration class (which are not the released 16B model's).
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dsmoe/dtype.h"
+#include "dsmoe/moe_config.h"
+
+namespace dsmoe {
+
+enum class RopeScalingType : std::uint8_t { kNone, kLinear, kDynamic };
+
+struct RopeScaling {
+  RopeScalingType type = RopeScalingType::kNone;
+  double factor = 1.0;  // over 1 unless there is no scaling
+  friend bool operator==(const RopeScaling&, const RopeScaling&) = default;
+};
+
+struct ModelConfig {
+  std::string model_type = "deepseek";
+  Index vocab_size = 102400;                      // V
+  Index hidden_size = 4096;                       // D
+  Index intermediate_size = 11008;                // width of the dense layers
+  Index moe_intermediate_size = 1407;             // F
+  Index num_hidden_layers = 30;                   // L
+  Index num_attention_heads = 32;                 // H
+  std::optional<Index> num_key_value_heads = 32;  // none: as many as heads
+  std::optional<Index> n_shared_experts;          // S; none: no shared experts
+  std::optional<Index> n_routed_experts;          // E; none: every layer is dense
+  std::optional<Index> num_experts_per_tok;       // K
+  Index moe_layer_freq = 1;
+  Index first_k_dense_replace = 0;
+  bool norm_topk_prob = false;
+  std::string scoring_func = "softmax";
+  double aux_loss_alpha = 0.001;
+  bool seq_aux = true;  // the balance loss over each sequence; false: over the batch
+  std::string hidden_act = "silu";
+  Index max_position_embeddings = 2048;
+  double initializer_range = 0.02;
+  double rms_norm_eps = 1e-6;
+  bool use_cache = true;
+  // Token ids belong to the tokenizer; bos and eos are not checked against vocab_size, since the class defaults
+  // stand in files of small vocabularies too.
+  std::optional<Index> pad_token_id;
+  std::optional<Index> bos_token_id = 100000;
+  std::vector<Index> eos_token_id = {100001};  // one number or a list in the file; empty: none
+  Index pretraining_tp = 1;
+  bool tie_word_embeddings = false;
+  double rope_theta = 10000.0;
+  RopeScaling rope_scaling;
+  bool attention_bias = false;
+  double attention_dropout = 0.0;  // while training only
+
+  // Fields that variants of the family add.
+  std::optional<Index> explicit_head_dim;  // "head_dim"; none: hidden_size / num_attention_heads
+  bool mlp_bias = false;
+  std::optional<DType> torch_dtype;  // "torch_dtype" or "dtype": what the weights are stored as
+
+  std::string source_json;  // the text it was read from: to_json keeps its unknown fields and its order
+
+  // `source` names the text in errors, for example the path of the file. Reads and validates.
+  static ModelConfig from_json(std::string_view text, const std::string& source);
+  static ModelConfig load(const std::filesystem::path& path);  // a model's folder, or the file itself
+  static ModelConfig preset(std::string_view name);            // throws with the list of names when unknown
+  static const std::vector<std::string>& preset_names();
+
+  std::string to_json() const;  // indented, ends with a newline
+  void validate() const;        // throws Error naming the field and why
+
+  Index head_dim() const { return explicit_head_dim.value_or(hidden_size / num_attention_heads); }
+  Index kv_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
+  Index shared_experts() const { return n_shared_experts.value_or(0); }
+  Index routed_experts() const { return n_routed_experts.value_or(0); }
+  Index experts_per_token() const { return num_experts_per_tok.value_or(0); }
+  // The modulo is on the layer's own index: moe_layer_freq 2 and first_k_dense_replace 1 give layers 2, 4, 6, ...
+  bool is_moe_layer(Index layer) const {
+    return n_routed_experts.has_value() && layer >= first_k_dense_replace && layer % moe_layer_freq == 0;
+  }
+  Index moe_layers() const;          // how many layers are MoE
+  MoeConfig moe(Index layer) const;  // of a MoE layer; throws when that layer is dense
+};
+
+}  // namespace dsmoe

@@ -1,0 +1,164 @@
+#include <cmath>
+#include <limits>
+
+#include "core/fail.h"
+#include "dsmoe/model_config.h"
+
+namespace dsmoe {
+
+namespace {
+
+// Bounds of what is taken from a file, far above any model that exists, so that no later product of sizes overflows
+// and no list of tensors eats the memory.
+constexpr Index kMaxSize = std::numeric_limits<std::int32_t>::max();
+constexpr Index kMaxTensors = Index{1} << 22;
+constexpr Index kMaxParameters = Index{1} << 56;
+
+void check_size(const char* field, Index value, Index least = 1) {
+  require(value >= least, "{} is {}; it must be at least {}", field, value, least);
+  require(value <= kMaxSize, "{} is {}; the largest supported is {}", field, value, kMaxSize);
+}
+
+void check_sizes(const ModelConfig& c) {
+  check_size("vocab_size", c.vocab_size);
+  check_size("hidden_size", c.hidden_size);
+  check_size("intermediate_size", c.intermediate_size);
+  check_size("num_hidden_layers", c.num_hidden_layers);
+  check_size("max_position_embeddings", c.max_position_embeddings);
+}
+
+void check_attention(const ModelConfig& c) {
+  check_size("num_attention_heads", c.num_attention_heads);
+  if (c.explicit_head_dim) {
+    check_size("head_dim", *c.explicit_head_dim);
+  } else {
+    require(c.hidden_size % c.num_attention_heads == 0,
+            "num_attention_heads is {}, which does not divide hidden_size {}; change one of them or give head_dim",
+            c.num_attention_heads, c.hidden_size);
+  }
+  require(c.head_dim() % 2 == 0,
+          "head_dim is {}, but rotary embedding turns pairs, so it must be even; it is hidden_size / num_attention_heads "
+          "unless given",
+          c.head_dim());
+  const Index kv_heads = c.kv_heads();
+  check_size("num_key_value_heads", kv_heads);
+  require(kv_heads <= c.num_attention_heads && c.num_attention_heads % kv_heads == 0,
+          "num_key_value_heads is {}, which does not divide num_attention_heads {}; null makes them equal, and a file "
+          "without the field means 32",
+          kv_heads, c.num_attention_heads);
+  require(c.num_attention_heads * c.head_dim() <= kMaxSize,
+          "num_attention_heads {} times head_dim {} is more than the largest supported width {}", c.num_attention_heads,
+          c.head_dim(), kMaxSize);
+  require(c.attention_dropout >= 0 && c.attention_dropout < 1, "attention_dropout is {}; it must be at least 0 and under 1",
+          c.attention_dropout);
+}
+
+void check_rope(const ModelConfig& c) {
+  require(std::isfinite(c.rope_theta) && c.rope_theta > 0, "rope_theta is {}; it must be finite and positive",
+          c.rope_theta);
+  if (c.rope_scaling.type == RopeScalingType::kNone) return;
+  require(std::isfinite(c.rope_scaling.factor) && c.rope_scaling.factor > 1,
+          "rope_scaling factor is {}; it must be a number over 1 (null turns scaling off)", c.rope_scaling.factor);
+  require(c.rope_scaling.type != RopeScalingType::kDynamic || c.head_dim() > 2,
+          "rope_scaling \"dynamic\" needs a head_dim over 2, found {}", c.head_dim());
+}
+
+void check_moe(const ModelConfig& c) {
+  check_size("moe_layer_freq", c.moe_layer_freq);
+  check_size("first_k_dense_replace", c.first_k_dense_replace, 0);
+  require(std::isfinite(c.aux_loss_alpha) && c.aux_loss_alpha >= 0,
+          "aux_loss_alpha is {}; it must be finite and not negative, 0 turns the balance loss off", c.aux_loss_alpha);
+  if (!c.n_routed_experts) return;
+  require(*c.n_routed_experts != 0, "n_routed_experts is 0; write null for a model without routed experts");
+  check_size("n_routed_experts", c.routed_experts());
+  require(c.num_experts_per_tok.has_value(), "num_experts_per_tok is missing; with n_routed_experts {} it must be given",
+          c.routed_experts());
+  check_size("num_experts_per_tok", c.experts_per_token());
+  require(c.experts_per_token() <= c.routed_experts(), "num_experts_per_tok is {}, more than n_routed_experts {}",
+          c.experts_per_token(), c.routed_experts());
+  check_size("n_shared_experts", c.shared_experts(), 0);
+  check_size("moe_intermediate_size", c.moe_intermediate_size);
+  require(c.shared_experts() * c.moe_intermediate_size <= kMaxSize,
+          "n_shared_experts {} times moe_intermediate_size {} is more than the largest supported width {}",
+          c.shared_experts(), c.moe_intermediate_size, kMaxSize);
+}
+
+// Every factor is at most 2^31 here, and the bound on tensors comes first, so 128 bits hold all products.
+void check_total(const ModelConfig& c) {
+  const __int128 experts = c.routed_experts();
+  const __int128 layer_tensors = 16 + 3 * experts;  // at most 9 of attention and norms, 7 of router, shared or dense
+  require(c.num_hidden_layers * layer_tensors <= kMaxTensors,
+          "num_hidden_layers {} with n_routed_experts {} makes more than {} tensors; reduce one of them",
+          c.num_hidden_layers, c.routed_experts(), kMaxTensors);
+  const __int128 d = c.hidden_size;
+  const __int128 attention = 2 * d * (c.num_attention_heads + c.kv_heads()) * c.head_dim();
+  const __int128 dense = 3 * d * c.intermediate_size;
+  const __int128 moe =
+      c.n_routed_experts ? 3 * d * c.moe_intermediate_size * (experts + c.shared_experts()) + d * experts : 0;
+  require(2 * d * c.vocab_size + c.num_hidden_layers * (attention + dense + moe) <= kMaxParameters,
+          "the sizes (vocab_size {}, hidden_size {}, num_hidden_layers {}, n_routed_experts {}, ...) make more than {} "
+          "parameters; reduce them",
+          c.vocab_size, c.hidden_size, c.num_hidden_layers, c.routed_experts(), kMaxParameters);
+}
+
+// Valid elsewhere, not implemented by this model type.
+void check_supported(const ModelConfig& c) {
+  const auto supported = [](bool ok, const char* field, const std::string& value, const char* what) {
+    if (!ok) fail(ErrorCode::kUnsupported, "{} is \"{}\"; {}", field, value, what);
+  };
+  supported(c.model_type == "deepseek", "model_type", c.model_type, "only \"deepseek\" is supported");
+  supported(c.scoring_func == "softmax", "scoring_func", c.scoring_func,
+            "only \"softmax\" is supported for this model_type");
+  supported(c.hidden_act == "silu", "hidden_act", c.hidden_act, "only \"silu\" is supported");
+  if (c.mlp_bias) fail(ErrorCode::kUnsupported, "mlp_bias is true; experts with a bias are not supported, only false is");
+  if (c.pretraining_tp != 1)
+    fail(ErrorCode::kUnsupported,
+         "pretraining_tp is {}; only 1 is supported: the reference's sliced path cannot run MoE layers, and 1 gives the "
+         "same "
+         "results with the same weights, so write 1",
+         c.pretraining_tp);
+}
+
+}  // namespace
+
+void ModelConfig::validate() const {
+  check_supported(*this);
+  check_sizes(*this);
+  check_attention(*this);
+  check_rope(*this);
+  check_moe(*this);
+  check_total(*this);
+  require(std::isfinite(rms_norm_eps) && rms_norm_eps > 0, "rms_norm_eps is {}; it must be finite and positive",
+          rms_norm_eps);
+  require(std::isfinite(initializer_range) && initializer_range >= 0,
+          "initializer_range is {}; it must be finite and not negative", initializer_range);
+  require(!pad_token_id || (*pad_token_id >= 0 && *pad_token_id < vocab_size),
+          "pad_token_id is {}, not an id below vocab_size {}; null means none", pad_token_id.value_or(0), vocab_size);
+  require(!bos_token_id || *bos_token_id >= 0, "bos_token_id is {}; it cannot be negative, null means none",
+          bos_token_id.value_or(0));
+  for (const Index id : eos_token_id) require(id >= 0, "eos_token_id is {}; it cannot be negative, null means none", id);
+}
+
+Index ModelConfig::moe_layers() const {
+  Index count = 0;
+  for (Index layer = 0; layer < num_hidden_layers; ++layer) count += is_moe_layer(layer);
+  return count;
+}
+
+MoeConfig ModelConfig::moe(Index layer) const {
+  require(layer >= 0 && layer < num_hidden_layers && is_moe_layer(layer), "layer {} of {} is not a MoE layer", layer,
+          num_hidden_layers);
+  MoeConfig m;
+  m.hidden_size = hidden_size;
+  m.expert_size = moe_intermediate_size;
+  m.routed_experts = routed_experts();
+  m.shared_experts = shared_experts();
+  m.experts_per_token = experts_per_token();
+  m.norm_topk_prob = norm_topk_prob;
+  (seq_aux ? m.seq_balance_alpha : m.batch_balance_alpha) = static_cast<float>(aux_loss_alpha);
+  m.layer_index = static_cast<int>(layer);
+  m.validate();
+  return m;
+}
+
+}  // namespace dsmoe

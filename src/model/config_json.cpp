@@ -1,0 +1,236 @@
+// config.json: one list of fields, visited to read, to write and to compare.
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/fail.h"
+#include "dsmoe/model_config.h"
+
+namespace dsmoe {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kMaxBytes = std::size_t{16} << 20;  // a config.json has a few kilobytes
+constexpr int kMaxDepth = 64;                             // reading and writing recurse
+
+template <class Config, class Visit>
+void visit_fields(Config& c, Visit&& visit) {
+  visit("model_type", c.model_type);
+  visit("vocab_size", c.vocab_size);
+  visit("hidden_size", c.hidden_size);
+  visit("intermediate_size", c.intermediate_size);
+  visit("moe_intermediate_size", c.moe_intermediate_size);
+  visit("num_hidden_layers", c.num_hidden_layers);
+  visit("num_attention_heads", c.num_attention_heads);
+  visit("num_key_value_heads", c.num_key_value_heads);
+  visit("n_shared_experts", c.n_shared_experts);
+  visit("n_routed_experts", c.n_routed_experts);
+  visit("num_experts_per_tok", c.num_experts_per_tok);
+  visit("moe_layer_freq", c.moe_layer_freq);
+  visit("first_k_dense_replace", c.first_k_dense_replace);
+  visit("norm_topk_prob", c.norm_topk_prob);
+  visit("scoring_func", c.scoring_func);
+  visit("aux_loss_alpha", c.aux_loss_alpha);
+  visit("seq_aux", c.seq_aux);
+  visit("hidden_act", c.hidden_act);
+  visit("max_position_embeddings", c.max_position_embeddings);
+  visit("initializer_range", c.initializer_range);
+  visit("rms_norm_eps", c.rms_norm_eps);
+  visit("use_cache", c.use_cache);
+  visit("pad_token_id", c.pad_token_id);
+  visit("bos_token_id", c.bos_token_id);
+  visit("eos_token_id", c.eos_token_id);
+  visit("pretraining_tp", c.pretraining_tp);
+  visit("tie_word_embeddings", c.tie_word_embeddings);
+  visit("rope_theta", c.rope_theta);
+  visit("rope_scaling", c.rope_scaling);
+  visit("attention_bias", c.attention_bias);
+  visit("attention_dropout", c.attention_dropout);
+  visit("head_dim", c.explicit_head_dim);
+  visit("mlp_bias", c.mlp_bias);
+  visit("torch_dtype", c.torch_dtype);
+}
+
+// A value as it may appear in a message: one line, ASCII, short.
+std::string shown(const Json& value) {
+  std::string text = value.dump(-1, ' ', true);
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
+}
+
+[[noreturn]] void wrong_type(const char* field, const Json& value, const char* expected) {
+  fail(ErrorCode::kFormat, "{} is {}; expected {}", field, shown(value), expected);
+}
+
+constexpr std::pair<const char*, DType> kDTypes[] = {
+    {"float32", DType::kF32}, {"bfloat16", DType::kBF16}, {"float16", DType::kF16}};
+
+// Newer files call torch_dtype just dtype; whichever stands in the file is read and written back.
+const char* name_in(const Json& object, const char* field) {
+  return std::strcmp(field, "torch_dtype") == 0 && object.contains("dtype") ? "dtype" : field;
+}
+
+// Sets each field that the file has. Null is Python's None: it turns a flag off and is a value of the optional fields.
+class Reader {
+ public:
+  explicit Reader(const Json& object) : object_(object) {}
+
+  template <class T>
+  void operator()(const char* field, T& out) const {
+    const char* name = name_in(object_, field);
+    const auto found = object_.find(name);
+    if (found != object_.end()) read(name, *found, out);
+  }
+
+ private:
+  static void read(const char* name, const Json& v, Index& out) {
+    if (!v.is_number_integer()) wrong_type(name, v, "a whole number");
+    if (v.is_number_unsigned() && v.get<std::uint64_t>() > std::numeric_limits<Index>::max())
+      wrong_type(name, v, "a number of at most 63 bits");
+    out = v.get<Index>();
+  }
+  static void read(const char* name, const Json& v, std::optional<Index>& out) {
+    if (v.is_null()) return out.reset();
+    read(name, v, out.emplace());
+  }
+  static void read(const char* name, const Json& v, double& out) {
+    if (!v.is_number()) wrong_type(name, v, "a number");
+    out = v.get<double>();
+  }
+  static void read(const char* name, const Json& v, bool& out) {
+    if (!v.is_boolean() && !v.is_null()) wrong_type(name, v, "true or false");
+    out = v.is_boolean() && v.get<bool>();
+  }
+  static void read(const char* name, const Json& v, std::string& out) {
+    if (!v.is_string()) wrong_type(name, v, "a string");
+    const auto& text = v.get_ref<const std::string&>();
+    for (const char c : text)  // the known values are plain words, and the text goes into messages
+      if (c <= ' ' || c > '~' || text.size() > 60) wrong_type(name, v, "a plain name");
+    out = text;
+  }
+  static void read(const char* name, const Json& v, std::vector<Index>& out) {
+    out.clear();
+    if (v.is_null()) return;
+    if (!v.is_array()) return read(name, v, out.emplace_back());
+    for (const Json& id : v) read(name, id, out.emplace_back());
+  }
+  static void read(const char* name, const Json& v, std::optional<DType>& out) {
+    out.reset();
+    if (v.is_null()) return;
+    for (const auto& [text, dtype] : kDTypes)
+      if (v == text) out = dtype;
+    if (!out) wrong_type(name, v, "\"float32\", \"bfloat16\" or \"float16\"");
+  }
+  static void read(const char* name, const Json& v, RopeScaling& out) {
+    out = {};
+    if (v.is_null()) return;
+    if (!v.is_object() || v.size() != 2 || !v.contains("type") || !v.contains("factor"))
+      wrong_type(name, v, "null or an object with exactly \"type\" and \"factor\"");
+    if (v["type"] != "linear" && v["type"] != "dynamic")
+      fail(ErrorCode::kUnsupported, "{} type is {}; \"linear\" and \"dynamic\" are supported", name, shown(v["type"]));
+    out.type = v["type"] == "linear" ? RopeScalingType::kLinear : RopeScalingType::kDynamic;
+    read("rope_scaling factor", v["factor"], out.factor);
+  }
+
+  const Json& object_;
+};
+
+Json to_value(Index v) { return v; }
+Json to_value(double v) { return v; }
+Json to_value(bool v) { return v; }
+Json to_value(const std::string& v) { return v; }
+Json to_value(const std::optional<Index>& v) { return v ? Json(*v) : Json(nullptr); }
+Json to_value(const std::vector<Index>& v) {
+  if (v.empty()) return nullptr;
+  return v.size() == 1 ? Json(v[0]) : Json(v);
+}
+Json to_value(const std::optional<DType>& v) {
+  for (const auto& [text, dtype] : kDTypes)
+    if (v == dtype) return text;
+  return nullptr;
+}
+Json to_value(const RopeScaling& v) {
+  if (v.type == RopeScalingType::kNone) return nullptr;
+  return {{"type", v.type == RopeScalingType::kLinear ? "linear" : "dynamic"}, {"factor", v.factor}};
+}
+
+Json parse(std::string_view text) {
+  const auto depth_limit = [](int depth, Json::parse_event_t, Json&) {
+    if (depth > kMaxDepth) fail(ErrorCode::kFormat, "the JSON is nested deeper than {} levels", kMaxDepth);
+    return true;
+  };
+  Json object;
+  try {
+    object = Json::parse(text.begin(), text.end(), depth_limit);
+  } catch (const Json::exception& error) {
+    const std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
+    const auto end = what.find("] ");
+    fail(ErrorCode::kFormat, "not valid JSON: {}", end == what.npos ? what : what.substr(end + 2));
+  }
+  if (!object.is_object()) fail(ErrorCode::kFormat, "expected a JSON object, found {}", shown(object));
+  return object;
+}
+
+ModelConfig from_object(const Json& object) {
+  ModelConfig config;
+  const Reader read(object);
+  read("model_type", config.model_type);
+  config.validate();  // another model's file must be refused as such, not for the first field that differs
+  visit_fields(config, read);
+  // Where a file has the newer rope_parameters instead, the default rope_theta would be silently wrong.
+  if (object.contains("rope_parameters") && !object.contains("rope_theta"))
+    fail(ErrorCode::kUnsupported, "rope_parameters is not supported; write rope_theta and rope_scaling instead");
+  return config;
+}
+
+}  // namespace
+
+ModelConfig ModelConfig::from_json(std::string_view text, const std::string& source) {
+  try {
+    ModelConfig config = from_object(parse(text));
+    config.validate();
+    config.source_json = text;
+    return config;
+  } catch (const Error& error) {
+    throw Error(error.code(), source + ": " + error.what());
+  }
+}
+
+ModelConfig ModelConfig::load(const std::filesystem::path& path) {
+  std::error_code ignored;
+  const auto file = std::filesystem::is_directory(path, ignored) ? path / "config.json" : path;
+  std::ifstream in(file, std::ios::binary);
+  if (!in) fail(ErrorCode::kIo, "cannot open {}: {}", file.string(), std::strerror(errno));
+  std::string text(kMaxBytes + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (in.bad()) fail(ErrorCode::kIo, "cannot read {}: {}", file.string(), std::strerror(errno));
+  text.resize(static_cast<std::size_t>(in.gcount()));
+  if (text.size() > kMaxBytes)
+    fail(ErrorCode::kFormat, "{} is larger than {} bytes, not a config.json", file.string(), kMaxBytes);
+  return from_json(text, file.string());
+}
+
+std::string ModelConfig::to_json() const {
+  const bool fresh = source_json.empty();
+  Json out = fresh ? Json{{"architectures", {"DeepseekForCausalLM"}}} : parse(source_json);
+  const ModelConfig before = fresh ? ModelConfig() : from_object(out);
+  Json unchanged = Json::object();
+  visit_fields(before, [&](const char* field, const auto& value) { unchanged[field] = to_value(value); });
+  // A new file has every field, except those of variants while they say nothing. A file that was read keeps its text
+  // where the value is the same, so 10000 does not become 10000.0.
+  static const std::set<std::string> kOnlyWhenSet = {"pad_token_id", "head_dim", "mlp_bias", "torch_dtype"};
+  visit_fields(*this, [&](const char* field, const auto& value) {
+    Json now = to_value(value);
+    const bool same = now == unchanged[field];
+    if (same && (!fresh || kOnlyWhenSet.count(field) != 0)) return;
+    out[name_in(out, field)] = std::move(now);
+  });
+  return out.dump(2) + "\n";
+}
+
+}  // namespace dsmoe
