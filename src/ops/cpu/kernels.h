@@ -56,6 +56,7 @@ struct KernelTable {
   // Multiply-adds that stay in registers, to measure the peak: returns the number of floating-point operations.
   double (*peak_f32)(Index rounds, float* sink);
   double (*peak_bf16)(Index rounds, float* sink);
+  float (*read)(Index n, const float* x);  // a sum, to measure how fast memory is read
 };
 
 // The best table for this processor, or the one that DSMOE_CPU_ISA names (avx512bf16, avx512, avx2, generic).

@@ -239,6 +239,15 @@ double peak(Index rounds, float* sink) {
   return 2.0 * kUnit * kW * kChains * static_cast<double>(rounds);
 }
 
+float read(Index n, const float* x) {
+  V sum[4] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
+  Index i = 0;
+  for (; i + 4 * kW <= n; i += 4 * kW)
+    for (int j = 0; j < 4; ++j) sum[j] = Simd::add(sum[j], Simd::load(x + i + j * kW));
+  for (; i < n; i += kW) sum[0] = Simd::add(sum[0], load_some(x + i, n - i < kW ? static_cast<int>(n - i) : kW));
+  return Simd::sum(Simd::add(Simd::add(sum[0], sum[1]), Simd::add(sum[2], sum[3])));
+}
+
 const KernelTable kTable = {
     .name = Simd::kName,
     .mr = kMr,
@@ -260,4 +269,5 @@ const KernelTable kTable = {
     .sigmoid = sigmoid_all,
     .peak_f32 = peak<MulAddF32, 1>,
     .peak_bf16 = Simd::kBf16Dot ? peak<MulAddBf16, 2> : peak<MulAddF32, 1>,
+    .read = read,
 };

@@ -1,0 +1,16 @@
+// What this machine can do at most, measured: the bound that every speed is given against.
+#pragma once
+
+#include "dsmoe/context.h"
+#include "dsmoe/dtype.h"
+
+namespace dsmoe::cpu {
+
+// Floating-point operations per second of all threads together, multiply-adds in registers only; for bf16 the dot
+// products of pairs where the processor has them.
+double peak_flops(Context& ctx, DType dtype, double seconds = 0.05);
+
+// Bytes per second that all threads together read from memory, in long streams.
+double read_bandwidth(Context& ctx, double seconds = 0.2);
+
+}  // namespace dsmoe::cpu
