@@ -49,12 +49,12 @@ void write_raw_files(const std::filesystem::path& folder) {
   write_raw(folder / "bad-size", one("[2]", "[0,1]"), 1);
   write_raw(folder / "bad-truncated", one("[4]", "[0,4]"), 3);
   write_raw(folder / "bad-overflow", one("[4294967296,4294967296,4294967296]", "[0,0]"), 0);
-  write_raw(folder / "bad-overlap",
+  write_raw(folder / "bad-overlap",  // as many bytes as the two tensors need
             R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
-            3);
+            4);
   write_raw(folder / "bad-twice",
-            R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
-            1);
+            R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+            2);
   write_raw(folder / "bad-deep", R"({"a":[[[[[[[[)", 0);
   write_file_atomically(folder / "bad-length", std::string(16, '\xff'));
 }
