@@ -18,6 +18,10 @@ namespace dsmoe::io {
 
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the format's own library
 
+struct StringHash : std::hash<std::string_view> {  // lets a map of strings be searched with a string_view
+  using is_transparent = void;
+};
+
 class SafetensorsFile {
  public:
   // Checks the whole header; the tensors' bytes are not touched before they are used.
@@ -48,10 +52,7 @@ class SafetensorsFile {
   std::vector<TensorInfo> tensors_;
   std::vector<std::string> names_;
   Metadata metadata_;
-  struct Hash : std::hash<std::string_view> {
-    using is_transparent = void;
-  };
-  std::unordered_map<std::string, std::size_t, Hash, std::equal_to<>> index_;
+  std::unordered_map<std::string, std::size_t, StringHash, std::equal_to<>> index_;
 };
 
 }  // namespace dsmoe::io

@@ -1,0 +1,121 @@
+#include "io/atomic_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/fail.h"
+
+namespace dsmoe::io {
+
+namespace {
+
+constexpr std::string_view kSuffix = ".tmp";
+
+std::filesystem::path folder_of(const std::filesystem::path& path) {
+  return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+}
+
+const char* advice(int error_number) {
+  switch (error_number) {
+    case ENOSPC:
+    case EDQUOT: return "; free some space or choose another folder";
+    case EFBIG: return "; the file system or a limit of this process (ulimit -f) does not allow a file this large";
+    case EACCES:
+    case EPERM: return "; check the permissions of the folder or choose another one";
+    case EROFS: return "; choose a folder on a writable file system";
+    case ENOENT:
+    case ENOTDIR: return "; create the folder first or correct the path";
+    case EMFILE:
+    case ENFILE: return "; raise the limit of open files (ulimit -n)";
+    default: return "";
+  }
+}
+
+}  // namespace
+
+Error io_error(const std::filesystem::path& path, std::string_view doing, int error_number) {
+  return Error(ErrorCode::kIo,
+               fmt::format("{}: cannot {}: {}{}", path.string(), doing, std::strerror(error_number), advice(error_number)));
+}
+
+AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
+  require(path.has_filename(), "{}: a file name is needed", path.string());
+  // Not mkstemp: its files are readable by their owner alone, whatever the umask says. See target_of_temporary.
+  static std::atomic<unsigned> counter{0};
+  do {
+    const std::string name = fmt::format(".{}.{}-{}{}", path.filename().string(), ::getpid(), counter++, kSuffix);
+    temporary_ = folder_of(path) / name;
+    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (fd_ < 0 && (errno == EEXIST || errno == EINTR));
+  if (fd_ < 0) throw io_error(path, "create the file", errno);
+}
+
+AtomicFile::AtomicFile(AtomicFile&& other) noexcept
+    : path_(std::move(other.path_)), temporary_(std::exchange(other.temporary_, {})), fd_(std::exchange(other.fd_, -1)) {}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ >= 0) ::close(fd_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  invariant(fd_ >= 0, "a closed file was written");
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw io_error(path_, "write", errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+}
+
+void AtomicFile::close() {
+  if (fd_ < 0) return;
+  if (::fsync(fd_) != 0) throw io_error(path_, "write to the disk", errno);
+  if (::close(std::exchange(fd_, -1)) != 0) throw io_error(path_, "close", errno);
+}
+
+void AtomicFile::commit_as(const std::filesystem::path& path) {
+  close();
+  invariant(!temporary_.empty(), "a file was committed twice");
+  if (::rename(temporary_.c_str(), path.c_str()) != 0) throw io_error(path, "put the file in place", errno);
+  temporary_.clear();
+  sync_folder(folder_of(path));
+}
+
+void write_file_atomically(const std::filesystem::path& path, std::string_view text) {
+  AtomicFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
+}
+
+std::string_view target_of_temporary(std::string_view name) {
+  // ".TARGET.PID-COUNTER.tmp"
+  if (!name.starts_with('.') || !name.ends_with(kSuffix)) return {};
+  name = name.substr(1, name.size() - 1 - kSuffix.size());
+  const std::size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos || dot + 1 == name.size()) return {};
+  const std::string_view number = name.substr(dot + 1);
+  const bool digits = std::all_of(number.begin(), number.end(), [](char c) { return ('0' <= c && c <= '9') || c == '-'; });
+  return digits ? name.substr(0, dot) : std::string_view{};
+}
+
+void sync_folder(const std::filesystem::path& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) throw io_error(folder, "open the folder", errno);
+  const int result = ::fsync(fd);
+  const int error_number = errno;
+  ::close(fd);
+  // Some file systems cannot sync a folder; the renames are then as durable as they get.
+  if (result != 0 && error_number != EINVAL && error_number != ENOTSUP) {
+    throw io_error(folder, "write the folder to the disk", error_number);
+  }
+}
+
+}  // namespace dsmoe::io

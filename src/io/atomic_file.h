@@ -1,0 +1,43 @@
+// A file that appears complete or not at all: written under a temporary name in the same folder, then renamed.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "dsmoe/error.h"
+
+namespace dsmoe::io {
+
+class AtomicFile {
+ public:
+  explicit AtomicFile(const std::filesystem::path& path);  // `path` itself is not touched before commit()
+  ~AtomicFile();                                           // without commit(): removes the temporary file
+  AtomicFile(AtomicFile&& other) noexcept;
+  AtomicFile& operator=(AtomicFile&&) = delete;
+
+  void write(std::span<const std::byte> bytes);
+  void close();  // brings the bytes to the disk; no write() after it. Frees the descriptor of a file that waits.
+  void commit() { commit_as(path_); }
+  void commit_as(const std::filesystem::path& path);  // under another name in the same folder
+
+ private:
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;  // empty once committed
+  int fd_ = -1;
+};
+
+void write_file_atomically(const std::filesystem::path& path, std::string_view text);
+
+// For the name of an AtomicFile's temporary file, which stays behind when a process is killed: the name of the file
+// that it was to become. Empty for any other name.
+std::string_view target_of_temporary(std::string_view name);
+
+void sync_folder(const std::filesystem::path& folder);  // makes renames and removals in it durable
+
+// "PATH: cannot DOING: <strerror>; <what to do>"
+Error io_error(const std::filesystem::path& path, std::string_view doing, int error_number);
+
+}  // namespace dsmoe::io

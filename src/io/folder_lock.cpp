@@ -1,0 +1,27 @@
+#include "io/folder_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "core/fail.h"
+#include "io/atomic_file.h"
+
+namespace dsmoe::io {
+
+FolderLock::FolderLock(const std::filesystem::path& folder)
+    : fd_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (fd_ < 0) throw io_error(folder, "open the folder", errno);
+  // Any other failure: a file system without locks, where this protection is not to be had.
+  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    ::close(fd_);
+    fail(ErrorCode::kIo, "{}: another save into this folder is running; wait for it or choose another folder",
+         folder.string());
+  }
+}
+
+FolderLock::~FolderLock() { ::close(fd_); }
+
+}  // namespace dsmoe::io

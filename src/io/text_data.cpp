@@ -1,0 +1,76 @@
+#include "io/text_data.h"
+
+#include <charconv>
+#include <limits>
+#include <utility>
+
+#include "core/fail.h"
+#include "io/json_text.h"
+#include "io/printable.h"
+
+namespace dsmoe::io {
+
+IdsReader::IdsReader(const std::filesystem::path& path, Index vocab_size) : lines_(path), vocab_size_(vocab_size) {
+  require(vocab_size > 0 && vocab_size <= std::numeric_limits<std::int32_t>::max(), "a vocabulary of {} tokens",
+          vocab_size);
+}
+
+bool IdsReader::next(std::vector<std::int32_t>& ids) {
+  std::string_view line;
+  if (!lines_.next(line)) return false;
+  ids.clear();
+  std::size_t at = 0;
+  for (;;) {
+    at = line.find_first_not_of(" \t", at);
+    if (at == std::string_view::npos) break;
+    const std::size_t end = std::min(line.find_first_of(" \t", at), line.size());
+    const std::string_view word = line.substr(at, end - at);
+    std::int64_t id = 0;
+    const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), id);
+    const bool too_large = error == std::errc::result_out_of_range;
+    if (stop != word.data() + word.size() || (error != std::errc() && !too_large)) {
+      fail(ErrorCode::kFormat, "{}:{}:{}: expected a token id, found {}", lines_.path(), lines_.line(), at + 1,
+           in_quotes(word));
+    }
+    if (too_large || id < 0 || id >= vocab_size_) {
+      fail(ErrorCode::kFormat, "{}:{}:{}: the token id {} is not in the vocabulary, expected 0 to {}", lines_.path(),
+           lines_.line(), at + 1, printable(word), vocab_size_ - 1);
+    }
+    ids.push_back(static_cast<std::int32_t>(id));
+    at = end;
+  }
+  // Passed over, it would shift all later sequences against what is written about them.
+  if (ids.empty()) fail(ErrorCode::kFormat, "{}:{}: a line without token ids", lines_.path(), lines_.line());
+  return true;
+}
+
+TextReader::TextReader(const std::filesystem::path& path, std::size_t max_bytes) : lines_(path), max_bytes_(max_bytes) {}
+
+bool TextReader::next(std::string& text) {
+  std::string_view block;
+  if (!lines_.next_block(block, max_bytes_)) return false;
+  text = block;
+  return true;
+}
+
+JsonlReader::JsonlReader(const std::filesystem::path& path, std::string field) : lines_(path), field_(std::move(field)) {}
+
+bool JsonlReader::next(std::string& text) {
+  std::string_view line;
+  do {
+    if (!lines_.next(line)) return false;
+  } while (line.find_first_not_of(" \t") == std::string_view::npos);
+  const std::string where = fmt::format("{}:{}", lines_.path(), lines_.line());
+  nlohmann::json value = parse_json(line, where);
+  if (!value.is_object() || !value.contains(field_)) {
+    fail(ErrorCode::kFormat, "{}: expected a JSON object with the field {}", where, in_quotes(field_));
+  }
+  if (!value[field_].is_string()) {
+    fail(ErrorCode::kFormat, "{}: the field {}: expected a string, found {}", where, in_quotes(field_),
+         value[field_].type_name());
+  }
+  text = std::move(value[field_].get_ref<std::string&>());
+  return true;
+}
+
+}  // namespace dsmoe::io

@@ -1,0 +1,204 @@
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <csignal>
+
+#include "fault_injection.h"
+#include "io/safetensors.h"
+#include "io/safetensors_writer.h"
+#include "io_test_support.h"
+
+namespace dsmoe::io {
+namespace {
+
+std::span<const std::byte> as_span(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+std::vector<std::string> entries(const TempDir& dir) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(dir.path())) names.push_back(entry.path().filename());
+  return names;
+}
+
+TEST(AtomicFile, AppearsOnlyWhenCommitted) {
+  TempDir dir;
+  write_bytes(dir / "a.txt", "old");
+  {
+    AtomicFile file(dir / "a.txt");
+    file.write(as_span("new"));
+    EXPECT_EQ(read_bytes(dir / "a.txt"), "old");
+    EXPECT_EQ(entries(dir).size(), 2u);
+  }
+  EXPECT_EQ(entries(dir), std::vector<std::string>{"a.txt"}) << "the temporary file is removed";
+  EXPECT_EQ(read_bytes(dir / "a.txt"), "old");
+  write_file_atomically(dir / "a.txt", "new");
+  EXPECT_EQ(read_bytes(dir / "a.txt"), "new");
+  EXPECT_EQ(entries(dir), std::vector<std::string>{"a.txt"});
+  struct stat status {};
+  ASSERT_EQ(::stat((dir / "a.txt").c_str(), &status), 0);
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  EXPECT_EQ(status.st_mode & 0777u, 0666u & ~mask) << "permissions as of any other new file";
+}
+
+TEST(AtomicFile, ReachesTheDiskBeforeItsName) {
+  TempDir dir;
+  take_calls();
+  write_file_atomically(dir / "a.txt", "x");
+  EXPECT_EQ(take_calls(), "owsrs") << "open, write, fsync of the file, rename, fsync of the folder";
+}
+
+TEST(AtomicFile, ItsTemporaryNamesAreRecognised) {
+  TempDir dir;
+  const AtomicFile file(dir / "model-00001-of-00002.safetensors");
+  ASSERT_EQ(entries(dir).size(), 1u);
+  EXPECT_EQ(target_of_temporary(entries(dir)[0]), "model-00001-of-00002.safetensors");
+  for (const char* other : {"", ".", ".tmp", "a.tmp", ".a.tmp", ".a.1-2", "a.1-2.tmp", ".a.x-2.tmp", ".a..tmp"}) {
+    EXPECT_EQ(target_of_temporary(other), "") << other;
+  }
+}
+
+TEST(AtomicFile, SaysWhatIsWrongAndWhatToDo) {
+  TempDir dir;
+  expect_error(ErrorCode::kIo, {"none/a.txt", "No such file", "create the folder"},
+               [&] { AtomicFile(dir / "none/a.txt"); });
+  expect_error(ErrorCode::kInvalidArgument, {"file name"}, [&] { AtomicFile(dir / ""); });
+  std::filesystem::create_directory(dir / "folder");
+  expect_error(ErrorCode::kIo, {"folder", "put the file in place"}, [&] { write_file_atomically(dir / "folder", "x"); });
+  EXPECT_EQ(entries(dir), std::vector<std::string>{"folder"});
+  EXPECT_NE(std::string(io_error("p", "write", ENOSPC).what()).find("p: cannot write: No space left on device; free"),
+            std::string::npos);
+}
+
+// Runs fn in a child process, which may change its own limits; what it throws comes back as text.
+template <class Fn>
+std::string error_in_child(Fn&& fn) {
+  int ends[2];
+  if (::pipe(ends) != 0) throw std::runtime_error("pipe failed");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::string text = "no error";
+    try {
+      fn();
+    } catch (const std::exception& e) {
+      text = e.what();
+    }
+    [[maybe_unused]] const auto n = ::write(ends[1], text.data(), text.size());
+    ::_exit(0);
+  }
+  ::close(ends[1]);
+  std::string text(4096, '\0');
+  const ssize_t n = ::read(ends[0], text.data(), text.size());
+  ::close(ends[0]);
+  ::waitpid(child, nullptr, 0);
+  text.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return text;
+}
+
+TEST(AtomicFile, AWriteThatFailsLeavesTheOldFile) {
+  TempDir dir;
+  write_bytes(dir / "a.txt", "old");
+  const std::string text = error_in_child([&] {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{4096, 4096};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    write_file_atomically(dir / "a.txt", std::string(10000, 'x'));
+  });
+  EXPECT_NE(text.find("a.txt: cannot write: File too large; "), std::string::npos) << text;
+  EXPECT_EQ(read_bytes(dir / "a.txt"), "old");
+  EXPECT_EQ(entries(dir), std::vector<std::string>{"a.txt"});
+}
+
+TEST(AtomicFile, AFolderWithoutPermission) {
+  TempDir dir;
+  ::chmod(dir.path().c_str(), 0555);
+  const std::string text = error_in_child([&] {
+    if (::geteuid() == 0 && ::setuid(65534) != 0) throw std::runtime_error("setuid failed");  // root may do anything
+    write_file_atomically(dir / "a.txt", "x");
+  });
+  ::chmod(dir.path().c_str(), 0755);
+  EXPECT_NE(text.find("a.txt: cannot create the file: Permission denied; check the permissions"), std::string::npos)
+      << text;
+}
+
+const std::vector<TensorSpec> kSpecs{{"a", DType::kBF16, {2, 3}},
+                                     {"none", DType::kF32, {0, 4}},
+                                     {"b", DType::kF32, {2}},
+                                     {"scalar \"\xc3\xa4\"", DType::kI64, {}}};
+
+TEST(SafetensorsWriter, WhatItWritesReadsBack) {
+  TempDir dir;
+  Tensor a(DType::kBF16, {2, 3});
+  for (int i = 0; i < 6; ++i) a.data<BFloat16>()[i] = BFloat16(static_cast<float>(i));
+  const float b[2] = {1.5f, -3};
+  Tensor scalar(DType::kI64, {});
+  scalar.data<std::int64_t>()[0] = -5;
+  SafetensorsWriter writer(dir / "x.safetensors", kSpecs);
+  writer.write("a", a);
+  writer.append("none", {});
+  writer.append("b", std::as_bytes(std::span(b, 1)));
+  writer.append("b", std::as_bytes(std::span(b + 1, 1)));
+  writer.write(kSpecs[3].name, scalar);
+  EXPECT_FALSE(std::filesystem::exists(dir / "x.safetensors"));
+  writer.finish();
+  EXPECT_EQ(entries(dir), std::vector<std::string>{"x.safetensors"});
+
+  const auto file = SafetensorsFile::open(dir / "x.safetensors");
+  EXPECT_EQ(file.names(), (std::vector<std::string>{"a", "none", "b", kSpecs[3].name}));
+  EXPECT_EQ(file.metadata(), default_metadata());
+  const Tensor read_a = file.tensor("a");
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(read_a.raw()) % 64, 0u) << "the data are aligned in the file";
+  EXPECT_EQ(std::memcmp(read_a.raw(), a.raw(), a.bytes()), 0);
+  EXPECT_EQ(file.tensor("none").shape(), (Shape{0, 4}));
+  EXPECT_EQ(std::memcmp(file.tensor("b").raw(), b, sizeof b), 0);
+  const Tensor read_scalar = file.tensor(kSpecs[3].name);
+  EXPECT_EQ(read_scalar.data<std::int64_t>()[0], -5);
+  EXPECT_EQ(read_scalar.rank(), 0);
+}
+
+TEST(SafetensorsWriter, RefusesWhatWasNotDeclared) {
+  TempDir dir;
+  {
+    SafetensorsWriter writer(dir / "x.safetensors", kSpecs);
+    const Tensor good(DType::kBF16, {2, 3});
+    expect_error(ErrorCode::kInvalidArgument, {"x.safetensors", "'b'", "'a'", "turn"},
+                 [&] { writer.write("b", Tensor(DType::kF32, {2})); });
+    expect_error(ErrorCode::kInvalidArgument, {"'a'", "bf16 [2, 3]", "f32 [2, 3]"}, [&] {
+      writer.write("a", Tensor(DType::kF32, {2, 3}));
+    });
+    expect_error(ErrorCode::kInvalidArgument, {"'a'", "bf16 [2, 3]", "bf16 [3, 2]"}, [&] {
+      writer.write("a", Tensor(DType::kBF16, {3, 2}));
+    });
+    expect_error(ErrorCode::kInvalidArgument, {"'a'", "12"}, [&] { writer.append("a", as_span("1234567890123")); });
+    writer.append("a", as_span("12"));
+    expect_error(ErrorCode::kInvalidArgument, {"'a'", "2 of its bytes"}, [&] { writer.write("a", good); });
+    expect_error(ErrorCode::kInvalidArgument, {"'a'", "2 of 12"}, [&] { writer.finish(); });
+    writer.append("a", as_span("3456789012"));
+    expect_error(ErrorCode::kInvalidArgument, {"'none'"}, [&] { writer.finish(); });
+  }
+  EXPECT_TRUE(entries(dir).empty()) << "an unfinished file is removed";
+  SafetensorsWriter empty(dir / "e.safetensors", {});
+  expect_error(ErrorCode::kInvalidArgument, {"'a'", "no more tensors"}, [&] { empty.append("a", {}); });
+  empty.finish();
+  EXPECT_TRUE(SafetensorsFile::open(dir / "e.safetensors").names().empty());
+}
+
+TEST(SafetensorsWriter, RefusesNamesThatCannotBe) {
+  TempDir dir;
+  const auto with_names = [&](std::initializer_list<std::string> names, const Metadata& metadata = {}) {
+    std::vector<TensorSpec> specs;
+    for (const auto& name : names) specs.push_back({name, DType::kU8, {1}});
+    SafetensorsWriter writer(dir / "x.safetensors", specs, metadata);
+  };
+  EXPECT_NO_THROW(with_names({"a", ""}));
+  expect_error(ErrorCode::kInvalidArgument, {"'a'", "twice"}, [&] { with_names({"a", "a"}); });
+  expect_error(ErrorCode::kInvalidArgument, {"'__metadata__'", "reserved"}, [&] { with_names({"__metadata__"}); });
+  expect_error(ErrorCode::kInvalidArgument, {"name", "UTF-8"}, [&] { with_names({"\xff"}); });
+  expect_error(ErrorCode::kInvalidArgument, {"metadata", "UTF-8"}, [&] { with_names({"a"}, {{"k", "\xff"}}); });
+  expect_error(ErrorCode::kInvalidArgument, {"header", "100000000"}, [&] { with_names({std::string(100'000'000, 'a')}); });
+  EXPECT_TRUE(entries(dir).empty());
+}
+
+}  // namespace
+}  // namespace dsmoe::io
