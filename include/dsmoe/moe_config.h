@@ -46,9 +46,9 @@ struct MoeConfig {
 
   int layer_index = -1;  // named in errors; -1 leaves the layer out
 
-  Index all_experts() const { return shared_experts + routed_experts; }       // S + E, shared ones first
-  Index slots() const { return shared_experts + experts_per_token; }          // experts that run per token
-  void validate() const;  // throws Error naming the field and why
+  Index all_experts() const { return shared_experts + routed_experts; }  // S + E, shared ones first
+  Index slots() const { return shared_experts + experts_per_token; }     // experts that run per token
+  void validate() const;                                                 // throws Error naming the field and why
 };
 
 }  // namespace dsmoe

@@ -18,8 +18,8 @@ class RoutingStatistics {
 
   const std::vector<std::int64_t>& load() const { return load_; }  // [E] tokens that chose the expert
   std::vector<double> mean_weight() const;                         // [E] over those tokens; 0 where there are none
-  double entropy() const;          // of the load, in nats: ln E when even, 0 when one expert takes all or there are none
-  double imbalance() const;        // largest load over mean load; 1 when even, 0 without tokens
+  double entropy() const;             // of the load, in nats: ln E when even, 0 when one expert takes all or there are none
+  double imbalance() const;           // largest load over mean load; 1 when even, 0 without tokens
   std::vector<Index> unused() const;  // experts that no token chose
   // [E, E] tokens that chose both; the diagonal is the load.
   const std::vector<std::int64_t>& coactivation() const { return together_; }

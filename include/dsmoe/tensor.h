@@ -26,7 +26,7 @@ class Shape {
 
   int rank() const { return rank_; }
   Index operator[](int i) const { return dims_[static_cast<std::size_t>(i)]; }
-  Index numel() const;  // 1 for rank 0
+  Index numel() const;      // 1 for rank 0
   std::string str() const;  // "[3, 4]"
   friend bool operator==(const Shape&, const Shape&) = default;
 

@@ -28,8 +28,7 @@ void set_log_sink(LogSink new_sink) {
 
 bool log_enabled(std::string_view topic) {
   if (topics().size() == 2) return false;
-  return topics().find(",all,") != std::string::npos ||
-         topics().find(fmt::format(",{},", topic)) != std::string::npos;
+  return topics().find(",all,") != std::string::npos || topics().find(fmt::format(",{},", topic)) != std::string::npos;
 }
 
 void log_line(std::string_view topic, std::string_view line) {

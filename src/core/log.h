@@ -12,7 +12,7 @@ namespace dsmoe {
 
 using LogSink = std::function<void(std::string_view topic, std::string_view line)>;
 
-void set_log_sink(LogSink sink);        // an empty function turns logging off
+void set_log_sink(LogSink sink);  // an empty function turns logging off
 bool log_enabled(std::string_view topic);
 void log_line(std::string_view topic, std::string_view line);
 

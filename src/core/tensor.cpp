@@ -101,12 +101,13 @@ Tensor Tensor::wrap(const void* data, DType dtype, Shape shape, std::shared_ptr<
 void Tensor::throw_read_only() { fail(ErrorCode::kInternal, "internal error: a read-only tensor was opened for writing"); }
 
 void Tensor::throw_dtype(DType expected) const {
-  fail(ErrorCode::kInvalidArgument, "expected a {} tensor, got {} {}", to_string(expected), to_string(dtype_), shape_.str());
+  fail(ErrorCode::kInvalidArgument, "expected a {} tensor, got {} {}", to_string(expected), to_string(dtype_),
+       shape_.str());
 }
 
 Tensor Tensor::rows(Index begin, Index end) const {
-  require(rank() >= 1 && 0 <= begin && begin <= end && end <= dim(0), "rows [{}, {}) are not in a tensor of shape {}", begin,
-          end, shape_.str());
+  require(rank() >= 1 && 0 <= begin && begin <= end && end <= dim(0), "rows [{}, {}) are not in a tensor of shape {}",
+          begin, end, shape_.str());
   std::array<Index, Shape::kMaxRank> dims{};
   Index row = 1;
   dims[0] = end - begin;

@@ -26,7 +26,8 @@ class ThreadPool {
   template <class Fn>
   void run(std::int64_t tasks, Fn&& fn) {
     run_erased(
-        tasks, [](void* f, std::int64_t task, int worker) { (*static_cast<std::remove_reference_t<Fn>*>(f))(task, worker); },
+        tasks,
+        [](void* f, std::int64_t task, int worker) { (*static_cast<std::remove_reference_t<Fn>*>(f))(task, worker); },
         const_cast<void*>(static_cast<const void*>(&fn)));
   }
 

@@ -96,7 +96,8 @@ Tensor balance_backward(const MoeConfig& c, const ops::Chosen& chosen, Index seq
       const float* s = chosen.scores.data<float>() + t * e;
       const double sum = score_sum(c, s);
       double mean = 0;  // of a under s / sum: what normalising takes away; softmax scores are normal already
-      for (Index i = 0; c.score != ScoreFunction::kSoftmax && i < e; ++i) mean += a[static_cast<std::size_t>(i)] * s[i] / sum;
+      for (Index i = 0; c.score != ScoreFunction::kSoftmax && i < e; ++i)
+        mean += a[static_cast<std::size_t>(i)] * s[i] / sum;
       for (Index i = 0; i < e; ++i)
         dscores.data<float>()[t * e + i] =
             static_cast<float>(scale * (a[static_cast<std::size_t>(i)] - mean) / sum / static_cast<double>(tokens));

@@ -54,8 +54,8 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   out.routing = {chosen.experts, chosen.weights, chosen.scores};
   if (options.training) {
     out.losses = balance_losses(config_, chosen, sequence);
-    out.saved = std::make_shared<MoeForward::Saved>(
-        MoeForward::Saved{x, sequence, chosen, std::move(plan), std::move(kept)});
+    out.saved =
+        std::make_shared<MoeForward::Saved>(MoeForward::Saved{x, sequence, chosen, std::move(plan), std::move(kept)});
   }
   return out;
 }

@@ -14,13 +14,15 @@ namespace dsmoe {
 
 struct Plan {
   Index tokens = 0;
-  std::vector<Index> offset;          // [S + E + 1]: expert e has rows [offset[e], offset[e + 1])
-  std::vector<std::int32_t> token;    // [R] the row's token, R = T * (S + K)
-  std::vector<float> weight;          // [R] what its output is multiplied by
-  std::vector<std::int32_t> slot_row; // [T * K] the row of the token's k-th choice: the inverse map
+  std::vector<Index> offset;           // [S + E + 1]: expert e has rows [offset[e], offset[e + 1])
+  std::vector<std::int32_t> token;     // [R] the row's token, R = T * (S + K)
+  std::vector<float> weight;           // [R] what its output is multiplied by
+  std::vector<std::int32_t> slot_row;  // [T * K] the row of the token's k-th choice: the inverse map
 
   Index rows() const { return static_cast<Index>(token.size()); }
-  Index count(Index expert) const { return offset[static_cast<std::size_t>(expert) + 1] - offset[static_cast<std::size_t>(expert)]; }
+  Index count(Index expert) const {
+    return offset[static_cast<std::size_t>(expert) + 1] - offset[static_cast<std::size_t>(expert)];
+  }
   ops::ExpertRows view() const { return {tokens, offset, token, weight}; }
 };
 

@@ -31,8 +31,7 @@ void RoutingStatistics::add(const Routing& routing) {
 
 std::vector<double> RoutingStatistics::mean_weight() const {
   std::vector<double> mean(load_.size());
-  for (std::size_t e = 0; e < mean.size(); ++e)
-    mean[e] = load_[e] > 0 ? weight_sum_[e] / static_cast<double>(load_[e]) : 0;
+  for (std::size_t e = 0; e < mean.size(); ++e) mean[e] = load_[e] > 0 ? weight_sum_[e] / static_cast<double>(load_[e]) : 0;
   return mean;
 }
 

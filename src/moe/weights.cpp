@@ -86,8 +86,7 @@ void MoeWeights::check(const MoeConfig& c) const {
   if (c.selection_bias) check_tensor("gate_bias", gate_bias, DType::kF32, {c.routed_experts});
   for (std::size_t i = 0; i < routed.size(); ++i)
     check_expert(fmt::format("experts.{}.", i), routed[i], dtype, c.expert_size, c.hidden_size);
-  if (c.shared_experts > 0)
-    check_expert("shared_experts.", shared, dtype, c.shared_experts * c.expert_size, c.hidden_size);
+  if (c.shared_experts > 0) check_expert("shared_experts.", shared, dtype, c.shared_experts * c.expert_size, c.hidden_size);
 }
 
 MoeWeights MoeWeights::random(const MoeConfig& c, DType dtype, std::uint64_t seed, float std) {

@@ -16,10 +16,10 @@ namespace dsmoe::ops {
 
 // Which rows belong to which expert, and to which token.
 struct ExpertRows {
-  Index tokens = 0;                      // T
-  std::span<const Index> offset;         // [X + 1]: expert e has rows [offset[e], offset[e + 1])
-  std::span<const std::int32_t> token;   // [R]
-  std::span<const float> weight;         // [R]: what the row's output is multiplied by
+  Index tokens = 0;                     // T
+  std::span<const Index> offset;        // [X + 1]: expert e has rows [offset[e], offset[e + 1])
+  std::span<const std::int32_t> token;  // [R]
+  std::span<const float> weight;        // [R]: what the row's output is multiplied by
 
   Index experts() const { return static_cast<Index>(offset.size()) - 1; }
   Index rows() const { return static_cast<Index>(token.size()); }
@@ -37,10 +37,10 @@ using GradMatrix = MatrixOf<float*>;
 
 struct ExpertWeights {
   DType dtype = DType::kF32;
-  Index model_width = 0;             // D
-  Index expert_width = 0;            // F
-  std::vector<Matrix> gate, up;      // [F, D] each
-  std::vector<Matrix> down;          // [D, F] each
+  Index model_width = 0;         // D
+  Index expert_width = 0;        // F
+  std::vector<Matrix> gate, up;  // [F, D] each
+  std::vector<Matrix> down;      // [D, F] each
 };
 
 struct ExpertGrads {  // as above, in f32
@@ -63,10 +63,10 @@ void experts_down_combine(Context& ctx, const ExpertWeights& w, const ExpertRows
 // Gradients of the rows. With e = W_downᵀ dy[token[r]]: the gradient of weight[r] is <e, h[r]>, and that of
 // h[r] is weight[r] * e, so the output of W_down is not needed.
 struct ExpertRowGrads {
-  Tensor gate;                 // [R, F] of W_gate x
-  Tensor up;                   // [R, F] of W_up x
-  Tensor scaled_h;             // [R, F] weight[r] * h[r], for the gradient of W_down
-  std::vector<float> weight;   // [R]
+  Tensor gate;                // [R, F] of W_gate x
+  Tensor up;                  // [R, F] of W_up x
+  Tensor scaled_h;            // [R, F] weight[r] * h[r], for the gradient of W_down
+  std::vector<float> weight;  // [R]
 };
 ExpertRowGrads experts_down_backward(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& dy,
                                      const ExpertActivations& kept);

@@ -9,8 +9,7 @@ namespace {
 
 // The known-answer vectors of the authors' Random123 library for philox4x32-10.
 TEST(Random, PhiloxKnownAnswers) {
-  EXPECT_EQ(Philox(0, 0).block(0),
-            (std::array<std::uint32_t, 4>{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}));
+  EXPECT_EQ(Philox(0, 0).block(0), (std::array<std::uint32_t, 4>{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}));
   EXPECT_EQ(Philox(~0ull, ~0ull).block(~0ull),
             (std::array<std::uint32_t, 4>{0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu}));
 }

@@ -45,7 +45,7 @@ TEST(Tensor, RefusesWrongUse) {
 TEST(BFloat16, RoundsToNearestEven) {
   const auto round = [](float x) { return static_cast<float>(BFloat16(x)); };
   EXPECT_EQ(round(1.0f), 1.0f);
-  EXPECT_EQ(round(1.0f + 0x1p-8f), 1.0f);             // a tie goes to the even neighbour
+  EXPECT_EQ(round(1.0f + 0x1p-8f), 1.0f);                // a tie goes to the even neighbour
   EXPECT_EQ(round(1.0f + 3 * 0x1p-8f), 1.0f + 0x1p-6f);  // and so does this one
   EXPECT_EQ(round(1.0f + 0x1.8p-8f), 1.0f + 0x1p-7f);
   EXPECT_TRUE(std::isinf(round(std::numeric_limits<float>::max())));

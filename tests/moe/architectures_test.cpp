@@ -17,7 +17,9 @@ Count count(const Architecture& a, Index hidden, Index tokens) {
   const MoeConfig c = test::moe_config(hidden, a.width, a.routed, a.active, a.shared);
   const MoeWeights w = test::moe_weights(c, DType::kF32, 1);
   Count n;
-  const auto add = [&](const ExpertTensors& e) { n.parameters += e.gate_proj.numel() + e.up_proj.numel() + e.down_proj.numel(); };
+  const auto add = [&](const ExpertTensors& e) {
+    n.parameters += e.gate_proj.numel() + e.up_proj.numel() + e.down_proj.numel();
+  };
   for (const ExpertTensors& e : w.routed) add(e);
   if (a.shared > 0) add(w.shared);
   Context ctx(1);

@@ -49,7 +49,8 @@ struct Golden {
     const Tensor gate = (*this)("experts.gate_proj"), up = (*this)("experts.up_proj"), down = (*this)("experts.down_proj");
     const auto one = [](const Tensor& t, Index e) { return t.rows(e, e + 1).reshape({t.dim(1), t.dim(2)}); };
     for (Index e = 0; e < c.routed_experts; ++e) w.routed.push_back({one(gate, e), one(up, e), one(down, e)});
-    if (c.shared_experts > 0) w.shared = {(*this)("shared.gate_proj"), (*this)("shared.up_proj"), (*this)("shared.down_proj")};
+    if (c.shared_experts > 0)
+      w.shared = {(*this)("shared.gate_proj"), (*this)("shared.up_proj"), (*this)("shared.down_proj")};
     return w;
   }
 };

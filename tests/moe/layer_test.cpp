@@ -125,7 +125,8 @@ TEST(MoeLayer, AllTokensOnOneExpertAndEmptyExperts) {
   for (const std::int32_t e : got.out.routing.experts.span<std::int32_t>()) EXPECT_EQ(e, 3);
   expect_close(got, step(ref, layer, x, dy), DType::kF32, 300);
   for (const std::size_t e : {std::size_t{0}, std::size_t{7}})
-    for (const float g : got.grads.routed[e].down_proj.span<float>()) EXPECT_EQ(g, 0) << "an expert without tokens has no gradient";
+    for (const float g : got.grads.routed[e].down_proj.span<float>())
+      EXPECT_EQ(g, 0) << "an expert without tokens has no gradient";
 }
 
 TEST(MoeLayer, MoreExpertsThanAnyFixedArray) {
@@ -214,7 +215,9 @@ TEST(MoeLayer, RefusesWhatDoesNotFit) {
 
   EXPECT_PRED2(has, message([&] { layer.forward(ctx, random_tensor(DType::kF32, {2, 7}, 1)); }), "[2, 7]");
   EXPECT_PRED2(has, message([&] { layer.forward(ctx, random_tensor(DType::kBF16, {2, 8}, 1)); }), "bf16");
-  EXPECT_PRED2(has, message([&] { layer.forward(ctx, random_tensor(DType::kF32, {5, 8}, 1), {.sequence_length = 2}); }),
+  EXPECT_PRED2(has, message([&] {
+                 layer.forward(ctx, random_tensor(DType::kF32, {5, 8}, 1), {.sequence_length = 2});
+               }),
                "sequences of 2");
   const MoeForward out = layer.forward(ctx, random_tensor(DType::kF32, {2, 8}, 1));
   MoeGradients grads(c);

@@ -1,10 +1,9 @@
-#include "dsmoe/moe_statistics.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "dsmoe/error.h"
+#include "dsmoe/moe_statistics.h"
 
 namespace dsmoe {
 namespace {

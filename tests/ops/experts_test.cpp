@@ -35,7 +35,8 @@ Case random_case(DType dtype, Index tokens, Index model, Index width, Index expe
     const bool wide = c.storage.size() % 3 == 0;
     const Index ld = wide ? cols + 5 : cols, skip = wide ? 2 : 0;
     c.storage.push_back(random_tensor(dtype, {rows, ld}, seed * 1000 + c.storage.size()));
-    list.push_back({static_cast<const char*>(c.storage.back().raw()) + static_cast<std::size_t>(skip) * size_of(dtype), ld});
+    list.push_back(
+        {static_cast<const char*>(c.storage.back().raw()) + static_cast<std::size_t>(skip) * size_of(dtype), ld});
   };
   c.offset.push_back(0);
   const Philox rng(seed, 3);

@@ -84,8 +84,8 @@ TEST_P(Kernels, ARowOfAProductDoesNotDependOnTheOthers) {
                  scratch.data());
   for (const Index rows : {1, 3, 17, 40}) {
     Tensor some(DType::kF32, {rows, n});
-    product<float>(kt, rows, n, k, {a_line.data() + 100, Lines::kAlong}, {b_line.data(), Lines::kAlong}, some.data<float>(), n,
-                   false, scratch.data());
+    product<float>(kt, rows, n, k, {a_line.data() + 100, Lines::kAlong}, {b_line.data(), Lines::kAlong}, some.data<float>(),
+                   n, false, scratch.data());
     EXPECT_TRUE(test::same_bits(some, all.rows(100, 100 + rows))) << kt.name << " " << rows;
   }
 }
@@ -160,7 +160,8 @@ TEST_P(Kernels, DotScaleAndAdd) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Kernels, ::testing::ValuesIn(tables()), [](const auto& isa) { return std::string(isa.param->name); });
+INSTANTIATE_TEST_SUITE_P(All, Kernels, ::testing::ValuesIn(tables()),
+                         [](const auto& isa) { return std::string(isa.param->name); });
 
 }  // namespace
 }  // namespace dsmoe::cpu

@@ -55,8 +55,9 @@ inline ::testing::AssertionResult close(const Tensor& got, const Tensor& want, d
     const double d = std::abs(value(got, i) - value(want, i));
     if (!(d <= distance)) worst = i, distance = std::isnan(d) ? std::numeric_limits<double>::infinity() : d;
   }
-  return ::testing::AssertionFailure() << fmt::format("relative error {:.3g} over the limit {:.3g}; worst at {}: got {}, want {}",
-                                                      error, max_error, worst, value(got, worst), value(want, worst));
+  return ::testing::AssertionFailure() << fmt::format(
+             "relative error {:.3g} over the limit {:.3g}; worst at {}: got {}, want {}", error, max_error, worst,
+             value(got, worst), value(want, worst));
 }
 
 inline ::testing::AssertionResult same_bits(const Tensor& a, const Tensor& b) {
@@ -67,7 +68,8 @@ inline ::testing::AssertionResult same_bits(const Tensor& a, const Tensor& b) {
   for (std::size_t i = 0; i < a.bytes(); ++i) {
     if (x[i] != y[i]) {
       const auto at = static_cast<Index>(i / size_of(a.dtype()));
-      return ::testing::AssertionFailure() << fmt::format("first difference at {}: {} and {}", at, value(a, at), value(b, at));
+      return ::testing::AssertionFailure()
+             << fmt::format("first difference at {}: {} and {}", at, value(a, at), value(b, at));
     }
   }
   return ::testing::AssertionSuccess();

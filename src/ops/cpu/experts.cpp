@@ -176,8 +176,8 @@ void experts_gate_up_backward(Context& ctx, const ExpertWeights& w, const Expert
           const auto add = [&](const Tensor& grad, const Matrix& m, bool accumulate) {
             list_lines(ws.a, t.rows, grad.data<T>() + t.row * width, width);
             list_lines(ws.b, width, matrix<T>(m) + t.col, m.ld);
-            product<T>(kt, t.rows, t.cols, width, {ws.a, Lines::kAlong}, {ws.b, Lines::kAcross}, ws.block, t.cols, accumulate,
-                       ws.panels);
+            product<T>(kt, t.rows, t.cols, width, {ws.a, Lines::kAlong}, {ws.b, Lines::kAcross}, ws.block, t.cols,
+                       accumulate, ws.panels);
           };
           add(d.gate, w.gate[e], false);
           add(d.up, w.up[e], true);

@@ -16,7 +16,8 @@ constexpr int kNv = Simd::kNv;  // vectors across a tile
 constexpr int kNr = kNv * kW;
 
 template <class MulAdd, int M>
-void tile_rows(Index k, const std::uint32_t* a, const std::uint32_t* b, float* c, Index ldc, int n, bool accumulate, Runs ahead) {
+void tile_rows(Index k, const std::uint32_t* a, const std::uint32_t* b, float* c, Index ldc, int n, bool accumulate,
+               Runs ahead) {
   V sum[M][kNv];
   for (int i = 0; i < M; ++i) {
     __builtin_prefetch(c + i * ldc, 1);
@@ -56,13 +57,15 @@ void tile_rows(Index k, const std::uint32_t* a, const std::uint32_t* b, float* c
 
 // Calls tile_rows<m> for a run-time m.
 template <class MulAdd, int M = kMr>
-void tile(Index k, const std::uint32_t* a, int m, const std::uint32_t* b, float* c, Index ldc, int n, bool accumulate, Runs ahead) {
+void tile(Index k, const std::uint32_t* a, int m, const std::uint32_t* b, float* c, Index ldc, int n, bool accumulate,
+          Runs ahead) {
   if (m == M) return tile_rows<MulAdd, M>(k, a, b, c, ldc, n, accumulate, ahead);
   if constexpr (M > 1) tile<MulAdd, M - 1>(k, a, m, b, c, ldc, n, accumulate, ahead);
 }
 
 // One square block of a panel: kW lines (those past `have` are zero) by `depth` units, transposed.
-inline void pack_block(const std::uint32_t* const* line, int have, Index p, int depth, std::uint32_t* to, int width, int here) {
+inline void pack_block(const std::uint32_t* const* line, int have, Index p, int depth, std::uint32_t* to, int width,
+                       int here) {
   V block[kW];
   for (int i = 0; i < kW; ++i) {
     block[i] = i >= have ? Simd::zero() : depth == kW ? Simd::load(line[i] + p) : Simd::load_n(line[i] + p, depth);
@@ -196,7 +199,9 @@ void swiglu_backward(Index n, const float* gate, const float* up, const float* d
 
 void add_scaled(Index n, float scale, const float* x, float* y) {
   const V s = Simd::set(scale);
-  each_vector(n, [=](Index i, int count) { store_some(y + i, Simd::fma(s, load_some(x + i, count), load_some(y + i, count)), count); });
+  each_vector(n, [=](Index i, int count) {
+    store_some(y + i, Simd::fma(s, load_some(x + i, count), load_some(y + i, count)), count);
+  });
 }
 
 void scale(Index n, float factor, const float* x, float* y) {

@@ -49,9 +49,7 @@ void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tens
   dispatch(dy.dtype(), [&]<class T>(T) {
     blocks<T>(ctx, t, k, n, dy.data<T>(), n, Lines::kAlong, w.data<T>(), k, Lines::kAcross,
               [&](const KernelTable& kt, Index m0, Index rows, Index n0, Index width, Operand<T> a, Operand<T> b,
-                  Workspace<T>& ws) {
-                product<T>(kt, rows, width, n, a, b, out + m0 * k + n0, k, accumulate, ws.panels);
-              });
+                  Workspace<T>& ws) { product<T>(kt, rows, width, n, a, b, out + m0 * k + n0, k, accumulate, ws.panels); });
   });
 }
 

@@ -9,9 +9,7 @@ struct Simd {
   static constexpr bool kBf16Dot = false;
   static constexpr const char* kName = "avx2";
 
-  static __m256i mask(int n) {
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-  }
+  static __m256i mask(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
   static V zero() { return _mm256_setzero_ps(); }
   static V set(float x) { return _mm256_set1_ps(x); }
   static V load(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }

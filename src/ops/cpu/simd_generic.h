@@ -29,15 +29,31 @@ struct Simd {
   static void store_n(void* p, V v, int n) { __builtin_memcpy(p, v.f, static_cast<unsigned>(n) * sizeof(float)); }
   static V broadcast(const std::uint32_t* p) { return set(__builtin_bit_cast(float, *p)); }
 
-  static V add(V a, V b) { return make([&](int i) { return a.f[i] + b.f[i]; }); }
-  static V sub(V a, V b) { return make([&](int i) { return a.f[i] - b.f[i]; }); }
-  static V mul(V a, V b) { return make([&](int i) { return a.f[i] * b.f[i]; }); }
-  static V div(V a, V b) { return make([&](int i) { return a.f[i] / b.f[i]; }); }
-  static V min(V a, V b) { return make([&](int i) { return a.f[i] < b.f[i] ? a.f[i] : b.f[i]; }); }
-  static V max(V a, V b) { return make([&](int i) { return a.f[i] > b.f[i] ? a.f[i] : b.f[i]; }); }
+  static V add(V a, V b) {
+    return make([&](int i) { return a.f[i] + b.f[i]; });
+  }
+  static V sub(V a, V b) {
+    return make([&](int i) { return a.f[i] - b.f[i]; });
+  }
+  static V mul(V a, V b) {
+    return make([&](int i) { return a.f[i] * b.f[i]; });
+  }
+  static V div(V a, V b) {
+    return make([&](int i) { return a.f[i] / b.f[i]; });
+  }
+  static V min(V a, V b) {
+    return make([&](int i) { return a.f[i] < b.f[i] ? a.f[i] : b.f[i]; });
+  }
+  static V max(V a, V b) {
+    return make([&](int i) { return a.f[i] > b.f[i] ? a.f[i] : b.f[i]; });
+  }
   static V fma(V a, V b, V c) { return add(mul(a, b), c); }  // a real fused one is a slow call without hardware
-  static V round(V a) { return make([&](int i) { return __builtin_rintf(a.f[i]); }); }
-  static V scale(V a, V n) { return make([&](int i) { return __builtin_ldexpf(a.f[i], static_cast<int>(n.f[i])); }); }
+  static V round(V a) {
+    return make([&](int i) { return __builtin_rintf(a.f[i]); });
+  }
+  static V scale(V a, V n) {
+    return make([&](int i) { return __builtin_ldexpf(a.f[i], static_cast<int>(n.f[i])); });
+  }
   static float sum(V a) { return (a.f[0] + a.f[2]) + (a.f[1] + a.f[3]); }
   static V dot_bf16(V, V, V c) { return c; }  // never called: kBf16Dot is false
 

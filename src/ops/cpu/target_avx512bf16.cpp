@@ -1,5 +1,6 @@
 // Compiled with the flags of avx512bf16 (see CMakeLists.txt).
 #include <immintrin.h>
+
 #include "ops/cpu/kernels.h"
 
 namespace dsmoe::cpu::avx512bf16 {

@@ -23,7 +23,8 @@ double at(const Tensor& t, Index row, Index col) {
 template <class Fn>
 void each_row(const ExpertRows& rows, Fn fn) {
   for (Index e = 0; e < rows.experts(); ++e)
-    for (Index r = rows.offset[e]; r < rows.offset[e + 1]; ++r) fn(static_cast<std::size_t>(e), static_cast<std::size_t>(r));
+    for (Index r = rows.offset[e]; r < rows.offset[e + 1]; ++r)
+      fn(static_cast<std::size_t>(e), static_cast<std::size_t>(r));
 }
 
 }  // namespace

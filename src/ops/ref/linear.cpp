@@ -1,5 +1,6 @@
-#include "ops/dispatch.h"
 #include "ops/linear.h"
+
+#include "ops/dispatch.h"
 
 namespace dsmoe::ops::ref {
 
@@ -11,7 +12,8 @@ void linear(const Tensor& x, const Tensor& w, Tensor& y) {
         for (Index j = 0; j < n; ++j) {
           double sum = 0;
           for (Index p = 0; p < k; ++p)
-            sum += static_cast<double>(static_cast<float>(x.data<T>()[i * k + p])) * static_cast<float>(w.data<T>()[j * k + p]);
+            sum += static_cast<double>(static_cast<float>(x.data<T>()[i * k + p])) *
+                   static_cast<float>(w.data<T>()[j * k + p]);
           y.data<Y>()[i * n + j] = Y(static_cast<float>(sum));
         }
       }
@@ -26,7 +28,8 @@ void linear_backward_input(const Tensor& dy, const Tensor& w, Tensor& dx, bool a
       for (Index p = 0; p < k; ++p) {
         double sum = accumulate ? dx.data<float>()[i * k + p] : 0.0;
         for (Index j = 0; j < n; ++j)
-          sum += static_cast<double>(static_cast<float>(dy.data<T>()[i * n + j])) * static_cast<float>(w.data<T>()[j * k + p]);
+          sum +=
+              static_cast<double>(static_cast<float>(dy.data<T>()[i * n + j])) * static_cast<float>(w.data<T>()[j * k + p]);
         dx.data<float>()[i * k + p] = static_cast<float>(sum);
       }
     }
@@ -40,7 +43,8 @@ void linear_backward_weight(const Tensor& dy, const Tensor& x, Tensor& dw) {
       for (Index p = 0; p < k; ++p) {
         double sum = dw.data<float>()[j * k + p];
         for (Index i = 0; i < t; ++i)
-          sum += static_cast<double>(static_cast<float>(dy.data<T>()[i * n + j])) * static_cast<float>(x.data<T>()[i * k + p]);
+          sum +=
+              static_cast<double>(static_cast<float>(dy.data<T>()[i * n + j])) * static_cast<float>(x.data<T>()[i * k + p]);
         dw.data<float>()[j * k + p] = static_cast<float>(sum);
       }
     }

@@ -1,7 +1,7 @@
+#include "ops/routing.h"
+
 #include <algorithm>
 #include <cmath>
-
-#include "ops/routing.h"
 
 namespace dsmoe::ops::ref {
 
