@@ -37,6 +37,7 @@ struct MoeWeights {
 
 // Gradients in f32, in the shapes of the weights. backward() adds to them.
 struct MoeGradients {
+  MoeGradients() = default;
   explicit MoeGradients(const MoeConfig& config);
   void zero();
 

@@ -7,8 +7,8 @@ namespace dsmoe::cpu {
 
 namespace {
 
-constexpr Index kMaxLines = 2 * kDepth;  // lines of one block: elements of k, or columns
-static_assert(kMaxCols <= kMaxLines);
+constexpr Index kMaxLines = 512;  // lines of one block: elements of k, or columns
+static_assert(kMaxCols <= kMaxLines && 2 * kDepth <= kMaxLines);
 
 // Elements of k in one block of kDepth units.
 template <class T>
@@ -58,7 +58,7 @@ Index pack(const KernelTable& kt, Operand<T> x, Index first, Index count, Index 
 }  // namespace
 
 std::size_t product_scratch(const KernelTable& kt) {
-  const Index panels = kMaxRows + kMaxCols + 2 * kt.nr;
+  const Index panels = kMaxRows + kMaxCols + kt.nr;
   const Index wide = kt.bf16_dot ? 0 : kMaxCols;
   // Widened bf16 has twice as many units to a block.
   return static_cast<std::size_t>((panels + wide) * (kt.bf16_dot ? 1 : 2) * kDepth) * sizeof(std::uint32_t);
@@ -81,8 +81,8 @@ class Product {
         tile_(sizeof(T) == 2 && kt.bf16_dot ? kt.tile_bf16 : kt.tile_f32),
         unit_depth_(sizeof(T) == 2 && !kt.bf16_dot ? 2 * kDepth : kDepth),
         a_panels_(static_cast<std::uint32_t*>(scratch)),
-        b_panels_(a_panels_ + kMaxRows * unit_depth_),
-        wide_(reinterpret_cast<float*>(b_panels_ + (kMaxCols + kt.nr) * unit_depth_)) {}
+        b_panel_(a_panels_ + kMaxRows * unit_depth_),
+        wide_(reinterpret_cast<float*>(b_panel_ + (kMaxCols + kt.nr) * unit_depth_)) {}
 
   // Few rows: bound by reading b. Each line of b is read in one go, since long streams are fetched best, and
   // a is packed for all of k beforehand.
@@ -96,8 +96,8 @@ class Product {
     for (Index j = 0; j < n; j += kt_.nr) {
       const Index cols = std::min<Index>(kt_.nr, n - j);
       for (Index k0 = 0; k0 < k_; k0 += kBlock) {
-        units = pack(kt_, b_, j, cols, k0, std::min(kBlock, k_ - k0), b_panels_, kt_.nr, 0, wide_);
-        tile_(units, a_panels_ + m * units_before(k0), static_cast<int>(m), b_panels_, c_ + j, ldc_, static_cast<int>(cols),
+        units = pack(kt_, b_, j, cols, k0, std::min(kBlock, k_ - k0), b_panel_, kt_.nr, 0, wide_);
+        tile_(units, a_panels_ + m * units_before(k0), static_cast<int>(m), b_panel_, c_ + j, ldc_, static_cast<int>(cols),
               accumulate_ || k0 > 0, Runs{});
       }
     }
@@ -107,20 +107,27 @@ class Product {
   void block(Index m0, Index rows, Index n0, Index cols) {
     const Index tiles = (rows + kt_.mr - 1) / kt_.mr;
     const Index panels = (cols + kt_.nr - 1) / kt_.nr;
+    const auto first_row = [=](Index t) { return rows * t / tiles; };  // tiles of even height: no small one at the end
     for (Index k0 = 0; k0 < k_; k0 += kBlock) {
       const Index depth = std::min(kBlock, k_ - k0);
-      pack(kt_, b_, n0, cols, k0, depth, b_panels_, kt_.nr, kt_.nr * unit_depth_, wide_);
-      const Index runs = next_runs(n0, cols, k0 + depth);
       for (Index t = 0; t < tiles; ++t) {
-        const Index first = rows * t / tiles;  // tiles of even height: no small one at the end
-        const int height = static_cast<int>(rows * (t + 1) / tiles - first);
-        const Index units = pack(kt_, a_, m0 + first, height, k0, depth, a_panels_, height, 0, wide_);
-        for (Index j = 0; j < panels; ++j) {
-          const Index call = t * panels + j, calls = tiles * panels;
-          const Index run = runs * call / calls;
-          tile_(units, a_panels_, height, b_panels_ + j * kt_.nr * unit_depth_, c_ + (m0 + first) * ldc_ + n0 + j * kt_.nr,
-                ldc_, static_cast<int>(std::min<Index>(kt_.nr, cols - j * kt_.nr)), accumulate_ || k0 > 0,
-                Runs{run_ + run, runs * (call + 1) / calls - run});
+        const Index first = first_row(t), height = first_row(t + 1) - first;
+        pack(kt_, a_, m0 + first, height, k0, depth, a_panels_ + first * unit_depth_, static_cast<int>(height), 0, wide_);
+      }
+      const Index runs = next_runs(n0, cols, k0 + depth);
+      // Lines along k are packed one panel at a time, which is still in a near cache when its tiles run; lines across
+      // k for all panels at once, since they are read best in one sweep.
+      const bool across = b_.lines == Lines::kAcross;
+      const Index stride = across ? kt_.nr * unit_depth_ : 0;
+      Index units = across ? pack(kt_, b_, n0, cols, k0, depth, b_panel_, kt_.nr, stride, wide_) : 0;
+      for (Index j = 0; j < panels; ++j) {
+        const Index n = n0 + j * kt_.nr, width = std::min<Index>(kt_.nr, cols - j * kt_.nr);
+        if (!across) units = pack(kt_, b_, n, width, k0, depth, b_panel_, kt_.nr, 0, wide_);
+        for (Index t = 0; t < tiles; ++t) {
+          const Index first = first_row(t), height = first_row(t + 1) - first;
+          const Index call = j * tiles + t, calls = panels * tiles, run = runs * call / calls;
+          tile_(units, a_panels_ + first * unit_depth_, static_cast<int>(height), b_panel_ + j * stride, c_ + (m0 + first) * ldc_ + n, ldc_,
+                static_cast<int>(width), accumulate_ || k0 > 0, Runs{run_ + run, runs * (call + 1) / calls - run});
         }
       }
     }
@@ -149,7 +156,7 @@ class Product {
   decltype(KernelTable::tile_f32) tile_;
   Index unit_depth_;
   std::uint32_t* a_panels_;
-  std::uint32_t* b_panels_;
+  std::uint32_t* b_panel_;
   float* wide_;
   const void* run_[kMaxLines];
 };

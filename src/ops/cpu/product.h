@@ -23,7 +23,7 @@ struct Operand {
 // The rule for a sum over k, which fixes the bits of every result: chains over blocks of kDepth units
 // (f32 numbers, or bf16 pairs), and the blocks' sums added in order.
 inline constexpr Index kDepth = 256;
-// What is packed at a time: together with a tile of c it stays within a 1 MB second-level cache.
+// Rows and columns of one block: what is packed of a and fetched of b stays in the second-level cache.
 inline constexpr Index kMaxRows = 168;
 inline constexpr Index kMaxCols = 256;
 
