@@ -72,7 +72,7 @@ struct ModelConfig {
   std::string to_json() const;  // indented, ends with a newline
   void validate() const;        // throws Error naming the field and why
 
-  Index head_dim() const { return explicit_head_dim.value_or(hidden_size / num_attention_heads); }
+  Index head_dim() const { return explicit_head_dim ? *explicit_head_dim : hidden_size / num_attention_heads; }
   Index kv_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
   Index shared_experts() const { return n_shared_experts.value_or(0); }
   Index routed_experts() const { return n_routed_experts.value_or(0); }

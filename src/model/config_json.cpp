@@ -15,8 +15,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::size_t kMaxBytes = std::size_t{16} << 20;  // a config.json has a few kilobytes
-constexpr int kMaxDepth = 64;                             // reading and writing recurse
+constexpr std::size_t kMaxBytes = std::size_t{4} << 20;  // a config.json has a few kilobytes
+constexpr int kMaxKeys = 10000;                          // keeping the order makes each key a linear search
+constexpr int kMaxDepth = 64;                            // reading and writing recurse
 
 template <class Config, class Visit>
 void visit_fields(Config& c, Visit&& visit) {
@@ -160,13 +161,16 @@ Json to_value(const RopeScaling& v) {
 }
 
 Json parse(std::string_view text) {
-  const auto depth_limit = [](int depth, Json::parse_event_t, Json&) {
+  int keys = 0;
+  const auto limit = [&keys](int depth, Json::parse_event_t event, Json&) {
     if (depth > kMaxDepth) fail(ErrorCode::kFormat, "the JSON is nested deeper than {} levels", kMaxDepth);
+    if (event == Json::parse_event_t::key && ++keys > kMaxKeys)
+      fail(ErrorCode::kFormat, "the JSON has more than {} fields, not a config.json", kMaxKeys);
     return true;
   };
   Json object;
   try {
-    object = Json::parse(text.begin(), text.end(), depth_limit);
+    object = Json::parse(text.begin(), text.end(), limit);
   } catch (const Json::exception& error) {
     const std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
     const auto end = what.find("] ");

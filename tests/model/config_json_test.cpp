@@ -183,6 +183,9 @@ TEST(ConfigJson, RefusesWhatIsNotJson) {
   EXPECT_TRUE(refused("{\"a\": 1e999}", {"not valid JSON"}));
   EXPECT_TRUE(refused("{\"a\": \"\xff\"}", {"not valid JSON"}));
   EXPECT_TRUE(refused("{\"a\": " + std::string(200000, '[') + std::string(200000, ']') + "}", {"nested deeper"}));
+  std::string many = "{\"k\": 0";
+  for (int i = 0; i < 10000; ++i) many += ", \"" + std::to_string(i) + "\": 0";
+  EXPECT_TRUE(refused(many + "}", {"more than 10000 fields"}));
 }
 
 TEST(ConfigJson, LoadsAFolderOrAFile) {

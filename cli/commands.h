@@ -1,0 +1,23 @@
+// The commands of the program. Each adds its subcommand, with flags, help and what to run, in a file of its own.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <stdexcept>
+
+namespace dsmoe::cli {
+
+// A command line that makes no sense: exit status 2. What the library refuses (Error) is 1.
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+void add_info(CLI::App& program);
+void add_plan(CLI::App& program);
+
+// In the order of --help.
+inline constexpr void (*kCommands[])(CLI::App&) = {
+    add_info,
+    add_plan,
+};
+
+}  // namespace dsmoe::cli

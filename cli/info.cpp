@@ -1,0 +1,99 @@
+// dsmoe info: what was built, and the machine that it runs on.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/build_info.h"
+#include "cli/commands.h"
+#include "cli/format.h"
+#include "cli/output.h"
+#include "core/cpu.h"
+#include "core/threads.h"
+
+namespace dsmoe::cli {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::vector<std::string> features() {
+  const CpuFeatures& f = cpu_features();
+  std::vector<std::string> list;
+  if (f.avx2) list.emplace_back("AVX2");
+  if (f.avx512) list.emplace_back("AVX-512");
+  if (f.avx512_bf16) list.emplace_back("AVX-512 BF16");
+  if (f.avx512_vnni) list.emplace_back("AVX-512 VNNI");
+  return list;
+}
+
+// Bytes of a line such as "MemTotal:       32785500 kB"; 0 when unknown.
+std::int64_t memory_of(const std::string& key) {
+  std::ifstream info("/proc/meminfo");
+  std::string name;
+  std::int64_t kilobytes = 0;
+  for (std::string unit; info >> name >> kilobytes && std::getline(info, unit);)
+    if (name == key + ":") return kilobytes * 1024;
+  return 0;
+}
+
+// What is linked, or compiled in from headers.
+Json libraries() {
+  return {
+      {"fmt", fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100)},
+      {"nlohmann-json",
+       fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH)},
+      {"CLI11", CLI11_VERSION},
+  };
+}
+
+Json collect() {
+  return {
+      {"version", kVersion},
+      {"build_type", kBuildType},
+      {"compiler", kCompiler},
+      {"sanitizers", kSanitizers},
+      {"cpu", {{"name", cpu_name()}, {"features", features()}, {"threads", ThreadPool::available_cores()}}},
+      {"memory", {{"total", memory_of("MemTotal")}, {"available", memory_of("MemAvailable")}}},
+      {"cuda", {{"built", kCudaBuilt}}},
+      {"libraries", libraries()},
+  };
+}
+
+std::string report(const Json& info) {
+  const auto text = [](const Json& value) { return value.get<std::string>(); };
+  const auto bytes = [](const Json& value) { return value == 0 ? "unknown" : human_bytes(value.get<double>()); };
+  std::vector<std::string> used;
+  for (const auto& [name, version] : info["libraries"].items()) used.push_back(name + " " + text(version));
+  const std::vector<std::string> isa = info["cpu"]["features"];
+  std::string build = text(info["build_type"]) + ", " + text(info["compiler"]);
+  if (const std::string sanitizers = text(info["sanitizers"]); !sanitizers.empty()) build += ", sanitizers " + sanitizers;
+  std::string out = fmt::format("dsmoe {}\n", text(info["version"]));
+  const auto line = [&](const char* name, const std::string& value) { out += fmt::format("  {:<11}{}\n", name, value); };
+  line("build", build);
+  line("CPU", text(info["cpu"]["name"]));
+  line("features", isa.empty() ? "none beyond the baseline" : fmt::format("{}", fmt::join(isa, ", ")));
+  line("threads", std::to_string(info["cpu"]["threads"].get<int>()));
+  line("memory", fmt::format("{}, {} available", bytes(info["memory"]["total"]), bytes(info["memory"]["available"])));
+  line("CUDA", info["cuda"]["built"] ? "built" : "not built (configure with -DDSMOE_CUDA=ON)");
+  line("libraries", fmt::format("{}", fmt::join(used, ", ")));
+  return out;
+}
+
+}  // namespace
+
+void add_info(CLI::App& program) {
+  CLI::App* command = program.add_subcommand("info", "Show the build, the CPU and its features in use, GPU and libraries.");
+  command->footer("Example:\n  dsmoe info --json");
+  const auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "Print for machines");
+  command->callback([json] {
+    const Json info = collect();
+    *json ? print_json(info) : print(report(info));
+  });
+}
+
+}  // namespace dsmoe::cli

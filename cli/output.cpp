@@ -1,0 +1,49 @@
+#include "cli/output.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "core/fail.h"
+#include "core/log.h"
+
+namespace dsmoe::cli {
+
+void reserve_standard_files() {
+  // The first two are opened the wrong way round, so that reading and writing still fail, and are reported.
+  constexpr int kModes[] = {O_WRONLY, O_RDONLY, O_WRONLY};
+  for (int fd = 0; fd <= 2; ++fd)
+    if (fcntl(fd, F_GETFD) == -1 && errno == EBADF) static_cast<void>(open("/dev/null", kModes[fd]));
+}
+
+void print(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size())
+    fail(ErrorCode::kIo, "cannot write to standard output: {}", std::strerror(errno));
+}
+
+void print_json(const nlohmann::ordered_json& value) {
+  // A path need not be UTF-8, JSON must be.
+  print(value.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+}
+
+void flush_output() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    fail(ErrorCode::kIo, "cannot write to standard output: {}", std::strerror(errno));
+}
+
+void print_error(std::string_view message) {
+  std::string line(message);
+  for (char& c : line)
+    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = ' ';  // a path may hold anything; this is one line
+  fmt::print(stderr, "dsmoe: {}\n", line);
+}
+
+void log_to_stderr() {
+  set_log_sink([](std::string_view topic, std::string_view line) { fmt::print(stderr, "[{}] {}\n", topic, line); });
+}
+
+}  // namespace dsmoe::cli

@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# Sets up, builds and tests everything, on a bare Debian 12 or Ubuntu 24.04 machine. Needs no GPU.
+set -euo pipefail
+cd "$(dirname "$0")"
+source scripts/setup.sh
+
+usage() {
+  cat <<'END'
+Usage: ./test.sh [--quick]
+
+Installs the Debian packages that are missing (with root or sudo), builds, and runs:
+  release   the release build (build/release/bin/dsmoe) and its fast tests
+  asan      the fast tests with address and undefined-behaviour sanitizers; warnings are errors
+  tsan      the layer, its ops and the threads with the thread sanitizer
+  fuzz      every reader of foreign bytes, some seconds each, with libFuzzer
+  cuda      compiles the CUDA code where nvcc is found, and tests it where there is a GPU
+  slow      the slow tests of the release build, among them the installed package
+The exit status is 0 when all of it passed.
+
+  --quick   only the first
+  --help    this text
+END
+}
+
+quick=false
+for argument in "$@"; do
+  case $argument in
+    --quick) quick=true ;;
+    --help | -h) usage && exit 0 ;;
+    *) die "there is no flag \"$argument\"; see ./test.sh --help" ;;
+  esac
+done
+
+# tests BUILD PRESET: runs the tests of a preset, which are in build/BUILD, and says why when some were skipped.
+tests() {
+  local status=0
+  "${RUN[@]}" ctest --preset "$2" --parallel "$(nproc)" || status=$?
+  { grep -hE 'cannot run here' "build/$1/Testing/Temporary/LastTest.log" || true
+    grep -hA1 ': Skipped$' "build/$1/Testing/Temporary/LastTest.log" | grep -vE ': Skipped$|^--$' || true
+  } | sort -u | sed 's/^/skipped: /'
+  return $status
+}
+
+release() { build release && tests release fast; }
+
+asan() { build asan -DDSMOE_WERROR=ON && tests asan asan; }
+
+tsan() {
+  # Without address randomisation where it may be turned off: the thread sanitizer of GCC 12 cannot start under much of it.
+  local RUN=(setarch "$(uname -m)" -R)
+  "${RUN[@]}" true 2>/dev/null || RUN=()
+  build tsan -DDSMOE_BUILD_CLI=OFF core_tests ops_tests moe_tests && tests tsan tsan
+}
+
+readonly FUZZ_SECONDS=5
+fuzz() {
+  build fuzz -DDSMOE_BUILD_CLI=OFF || return
+  local target name log status=0
+  for target in build/fuzz/bin/*_fuzz; do
+    name=${target##*/}
+    log=build/fuzz/$name.log
+    mkdir -p "build/fuzz/new/$name"
+    if "$target" -max_total_time=$FUZZ_SECONDS -timeout=20 -print_final_stats=1 -artifact_prefix=build/fuzz/ \
+      "build/fuzz/new/$name" "tests/fuzz/corpus/${name%_fuzz}" >"$log" 2>&1; then
+      echo "$name: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") inputs, no failure"
+    else
+      tail -n 40 "$log"
+      status=1
+    fi
+  done
+  return $status
+}
+
+cuda() {
+  local nvcc
+  nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+  if [[ ! -x $nvcc ]]; then
+    note="skipped: there is no nvcc"
+    return
+  fi
+  # One architecture shows that it compiles.
+  build cuda -DCMAKE_CUDA_COMPILER="$nvcc" -DDSMOE_CUDA_ARCHS=90a-real || return
+  if ! nvidia-smi -L >/dev/null 2>&1; then
+    note="compiled; tests skipped: there is no GPU"
+    return
+  fi
+  tests cuda cuda
+}
+
+slow() { tests release slow; }
+
+# step NAME: runs the function of that name and notes how it ended.
+summary=
+failed=false
+step() {
+  local began=$SECONDS result=passed
+  note=
+  printf '\n=== %s\n' "$1"
+  if ! "$1"; then
+    result=FAILED
+    failed=true
+  fi
+  summary+=$(printf '%-8s %-7s %4d s  %s' "$1" "$result" $((SECONDS - began)) "$note")$'\n'
+}
+
+ensure_packages "${BUILD_PACKAGES[@]}" $($quick || echo "${TEST_PACKAGES[@]}")
+step release
+if ! $quick; then
+  for name in asan tsan fuzz cuda slow; do step $name; done
+fi
+
+printf '\n=== summary\n%s' "$summary"
+if $failed; then
+  echo "FAILED"
+  exit 1
+fi
+echo "All passed in $((SECONDS / 60)) min $((SECONDS % 60)) s."

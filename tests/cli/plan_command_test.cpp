@@ -1,0 +1,160 @@
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "cli/run_program.h"
+
+namespace dsmoe::testing {
+namespace {
+
+TEST(PlanCommand, PrintsTheReleasedModel) {
+  const ProgramResult r = run_program({"plan", "--preset", "deepseek-moe-16b"});
+  EXPECT_EQ(r.status, 0) << r.err;
+  for (const char* number :
+       {"16,375,728,128", "2,828,650,496", "74,974,368", "6,177,161,216", "30.5 GiB", "896 MiB", "224 KiB"})
+    EXPECT_TRUE(r.out_has(number)) << number << " in\n" << r.out;
+}
+
+TEST(PlanCommand, PrintsJson) {
+  const ProgramResult r = run_program({"plan", "--preset", "deepseek-moe-16b", "--json"});
+  ASSERT_EQ(r.status, 0) << r.err;
+  const auto plan = r.json();
+  EXPECT_EQ(plan["parameters"], 16375728128);
+  EXPECT_EQ(plan["activated_parameters"], 2828650496);
+  EXPECT_EQ(plan["tensors"], 5466);
+  EXPECT_EQ(plan["context"], 4096);
+  EXPECT_EQ(plan["flops_per_token"], 6177161216);
+  EXPECT_EQ(plan["training_flops_per_token"], 3 * 6177161216);
+  EXPECT_EQ(plan["combinations"], "74974368");
+  EXPECT_EQ(plan["memory"]["inference"]["weights"]["bf16"], 32751456256);
+  EXPECT_EQ(plan["memory"]["inference"]["kv_cache_per_token"], 229376);
+  EXPECT_EQ(plan["memory"]["training"]["bf16"]["total"], 16375728128 * 18);
+  ASSERT_EQ(plan["architectures"].size(), 3u);
+  EXPECT_EQ(plan["architectures"][0]["routed"], 33);
+  EXPECT_EQ(plan["architectures"][0]["width"], 2816);
+  EXPECT_EQ(plan["architectures"][2]["parameters"], plan["parameters"]);
+  std::int64_t parts = 0;
+  for (const auto& part : plan["parameters_by_part"]) parts += part.get<std::int64_t>();
+  EXPECT_EQ(parts, 16375728128);
+}
+
+TEST(PlanCommand, NumbersOfExpertsAreEnough) {
+  const ProgramResult text = run_program({"plan", "-N", "16", "-K", "2", "-m", "4", "-s", "1"});
+  EXPECT_EQ(text.status, 0) << text.err;
+  EXPECT_TRUE(text.out_has("120") && text.out_has("4,426,165,368") && text.out_has("553,270,671")) << text.out;
+  EXPECT_FALSE(text.out_has("Parameters")) << text.out;
+  const auto plan = run_program({"plan", "-N", "16", "-K", "2", "-m", "4", "-s", "1", "--json"}).json();
+  EXPECT_EQ(plan["scope"], "counts");
+  EXPECT_EQ(plan["combinations"], "553270671");
+  EXPECT_EQ(plan["architectures"][0]["combinations"], "120");
+  EXPECT_EQ(plan["architectures"][1]["combinations"], "4426165368");
+  EXPECT_TRUE(plan["architectures"][2]["width"].is_null());
+  EXPECT_FALSE(plan.contains("parameters"));
+}
+
+TEST(PlanCommand, LongCountsStayExact) {
+  const ProgramResult r = run_program({"plan", "-N", "64", "-K", "4", "-m", "8"});
+  EXPECT_TRUE(r.out_has("7.028e50")) << r.out;
+  EXPECT_TRUE(r.out_has("702,814,253,655,938,225,018,039,814,641,109,516,123,603,866,169,840")) << r.out;
+}
+
+TEST(PlanCommand, SizesGiveALayerAndThenAModel) {
+  const std::vector<std::string> layer = {
+      "plan", "-N", "16", "-K", "2", "-m", "4", "-s", "1", "--hidden-size", "1280", "--expert-size", "3392", "--json"};
+  const auto one = run_program(layer).json();
+  EXPECT_EQ(one["scope"], "moe_layers");
+  EXPECT_EQ(one["parameters"], 64 * 3 * 1280 * 848 + 63 * 1280);
+  EXPECT_EQ(one["activated_parameters"], 8 * 3 * 1280 * 848 + 63 * 1280);
+  EXPECT_EQ(one["flops_per_token"], 2 * (8 * 3 * 1280 * 848 + 63 * 1280));
+  EXPECT_FALSE(one.contains("memory"));
+  auto with = layer;
+  with.insert(with.end(), {"--layers", "9", "--vocab-size", "8192", "--context", "2048"});
+  const auto model = run_program(with).json();
+  const auto preset = run_program({"plan", "--preset", "paper-2b", "--json"}).json();
+  EXPECT_EQ(model["scope"], "model");
+  for (const char* key : {"parameters", "activated_parameters", "flops_per_token", "memory", "architectures"})
+    EXPECT_EQ(model[key], preset[key]) << key;
+}
+
+class PlanFiles : public ::testing::Test {
+ protected:
+  PlanFiles() {
+    char name[] = "/tmp/dsmoe_plan_XXXXXX";
+    folder_ = mkdtemp(name);
+  }
+  ~PlanFiles() override { std::filesystem::remove_all(folder_); }
+
+  std::string file(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ / name) << text;
+    return (folder_ / name).string();
+  }
+  std::filesystem::path folder_;
+};
+
+TEST_F(PlanFiles, ReadsAConfig) {
+  const std::string moe = file("config.json", R"({"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": null,
+    "num_hidden_layers": 2, "vocab_size": 100, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1,
+    "moe_intermediate_size": 16, "max_position_embeddings": 32})");
+  const auto plan = run_program({"plan", "--config", moe, "--json"}).json();
+  EXPECT_EQ(plan["context"], 32);
+  EXPECT_EQ(plan["combinations"], "56");
+  EXPECT_EQ(run_program({"plan", "--config", folder_.string(), "--json"}).json()["parameters"], plan["parameters"]);
+  EXPECT_EQ(run_program({"plan", "--config", moe, "--context", "64", "--json"}).json()["context"], 64);
+}
+
+TEST_F(PlanFiles, ADenseModelHasNoArchitectures) {
+  const std::string dense = file("dense.json", "{}");
+  const ProgramResult text = run_program({"plan", "--config", dense});
+  EXPECT_EQ(text.status, 0) << text.err;
+  EXPECT_FALSE(text.out_has("combinations"));
+  const auto plan = run_program({"plan", "--config", dense, "--json"}).json();
+  EXPECT_EQ(plan["parameters"], plan["activated_parameters"]);
+  EXPECT_TRUE(plan["combinations"].is_null());
+  EXPECT_TRUE(plan["architectures"].empty());
+}
+
+TEST_F(PlanFiles, RefusesBadFilesInOneLine) {
+  EXPECT_TRUE(fails(run_program({"plan", "--config", folder_ / "none.json"}), 1, {"none.json", "No such file"}));
+  EXPECT_TRUE(fails(run_program({"plan", "--config", file("bad.json", "{\n\n oops")}), 1,
+                    {"bad.json", "not valid JSON", "line 3"}));
+  EXPECT_TRUE(fails(run_program({"plan", "--config", file("v3.json", R"({"model_type": "deepseek_v3"})")}), 1,
+                    {"v3.json", "model_type", "deepseek_v3"}));
+  EXPECT_TRUE(
+      fails(run_program({"plan", "--config", file("k.json", R"({"n_routed_experts": 4, "num_experts_per_tok": 5})")}), 1,
+            {"num_experts_per_tok is 5", "n_routed_experts 4"}));
+}
+
+TEST_F(PlanFiles, AStrangePathDoesNotBreakJson) {
+  const std::string path = file("\xff.json", "{}");
+  const ProgramResult r = run_program({"plan", "--config", path, "--json"});
+  ASSERT_EQ(r.status, 0) << r.err;
+  EXPECT_TRUE(r.json()["model"].is_string());
+}
+
+TEST(PlanCommand, RefusesBadValues) {
+  EXPECT_TRUE(fails(run_program({"plan", "--preset", "huge"}), 1, {"huge", "deepseek-moe-16b"}));
+  EXPECT_TRUE(fails(run_program({"plan", "-N", "16", "-K", "20"}), 1, {"K", "20", "16"}));
+  EXPECT_TRUE(fails(run_program({"plan", "-N", "0", "-K", "1"}), 1, {"N", "is 0"}));
+  EXPECT_TRUE(fails(run_program({"plan", "-N", "16", "-K", "2", "-m", "0"}), 1, {"m (split) is 0"}));
+  EXPECT_TRUE(fails(run_program({"plan", "-N", "16", "-K", "2", "-m", "4", "-s", "8"}), 1, {"Ks", "8"}));
+  EXPECT_TRUE(fails(run_program({"plan", "-N", "16", "-K", "2", "-s", "-1"}), 1, {"Ks", "-1"}));
+  EXPECT_TRUE(fails(run_program({"plan", "-N", "16", "-K", "2", "-m", "4", "--hidden-size", "8", "--expert-size", "9"}), 1,
+                    {"F (expert size) is 9", "m = 4"}));
+  EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "-m", "3"}), 1, {"m (split) is 3"}));
+  EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "--context", "99999999999"}), 1, {"context"}));
+}
+
+TEST(PlanCommand, RefusesBadUsage) {
+  EXPECT_TRUE(fails(run_program({"plan"}), 2, {"--preset", "-N", "dsmoe plan --help"}));
+  EXPECT_TRUE(fails(run_program({"plan", "-N", "16"}), 2, {"--active"}));
+  EXPECT_TRUE(fails(run_program({"plan", "-N", "x", "-K", "1"}), 2, {"--experts", "x"}));
+  EXPECT_TRUE(fails(run_program({"plan", "--preset"}), 2, {"--preset"}));
+  EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "--config", "x"}), 2, {"--preset", "--config"}));
+  EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "-N", "2", "-K", "1"}), 2, {"--preset", "--experts"}));
+  EXPECT_TRUE(fails(run_program({"plan", "-N", "4", "-K", "2", "--layers", "3"}), 2, {"--hidden-size"}));
+  EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "--context", "0"}), 2, {"--context"}));
+  EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "extra"}), 2, {"extra"}));
+}
+
+}  // namespace
+}  // namespace dsmoe::testing

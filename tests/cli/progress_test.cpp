@@ -1,0 +1,77 @@
+#include "cli/progress.h"
+
+#include <gtest/gtest.h>
+
+namespace dsmoe::cli {
+namespace {
+
+class ProgressTest : public ::testing::Test {
+ protected:
+  ~ProgressTest() override { std::fclose(file_); }
+  ProgressOutput output(bool terminal, int columns = 80) {
+    return {file_, terminal, columns, [this] { return now_; }};
+  }
+  std::string written() {
+    std::string text;
+    std::rewind(file_);
+    for (int c = 0; (c = std::fgetc(file_)) != EOF;) text += static_cast<char>(c);
+    return text;
+  }
+  std::FILE* file_ = std::tmpfile();
+  double now_ = 100;
+};
+
+TEST_F(ProgressTest, WritesPlainLinesWhenPiped) {
+  Progress p("train", 1000, "steps", 0, output(false));
+  now_ = 105;
+  p.update(50);
+  EXPECT_EQ(written(), "") << "not a line for every step";
+  now_ = 110;
+  p.update(100, "loss 2.5");
+  EXPECT_EQ(written(), "train: 100/1,000 steps (10%), 10 steps/s, 1:30 left, loss 2.5\n");
+  now_ = 200;
+  p.update(1000);
+  p.finish();
+  p.finish();
+  EXPECT_EQ(written(),
+            "train: 100/1,000 steps (10%), 10 steps/s, 1:30 left, loss 2.5\n"
+            "train: 1,000/1,000 steps (100%), 10 steps/s\n"
+            "train: 1,000/1,000 steps (100%), 10 steps/s, took 1:40\n");
+}
+
+TEST_F(ProgressTest, RedrawsALineOnATerminal) {
+  {
+    Progress p("load", 10, "files", 0, output(true));
+    now_ = 100.05;
+    p.update(1);
+    EXPECT_EQ(written(), "") << "ten times a second is enough";
+    now_ = 101;
+    p.update(5);
+    EXPECT_EQ(written(), "\rload [###############...............] 5/10 files (50%), 5 files/s, 1 s left\x1b[K");
+  }
+  EXPECT_EQ(written().back(), '\n') << "work that failed leaves the line to what comes next";
+}
+
+TEST_F(ProgressTest, FitsTheTerminal) {
+  Progress p("load", 10, "files", 0, output(true, 30));
+  now_ = 101;
+  p.update(5);
+  EXPECT_EQ(written(), "\rload 5/10 files (50%), 5 file\x1b[K");
+}
+
+TEST_F(ProgressTest, ResumedWorkDoesNotInflateTheRate) {
+  Progress p("train", 1000, "steps", 900, output(false));
+  now_ = 110;
+  p.update(910);
+  EXPECT_EQ(written(), "train: 910/1,000 steps (91%), 1 steps/s, 1:30 left\n");
+}
+
+TEST_F(ProgressTest, AnUnknownTotalHasNoShare) {
+  Progress p("read", 0, "lines", 0, output(false));
+  now_ = 110;
+  p.update(20);
+  EXPECT_EQ(written(), "read: 20 lines, 2 lines/s\n");
+}
+
+}  // namespace
+}  // namespace dsmoe::cli
