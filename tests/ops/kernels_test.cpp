@@ -160,6 +160,79 @@ TEST_P(Kernels, DotScaleAndAdd) {
   }
 }
 
+TEST_P(Kernels, ProductsElementByElement) {
+  const KernelTable& kt = *GetParam();
+  for (const Index n : {0, 1, 3, 16, 50, 1000}) {
+    const Tensor x = test::random_tensor(DType::kF32, {n}, 3), y = test::random_tensor(DType::kF32, {n}, 4);
+    Tensor product(DType::kF32, {n}), sum = x.clone(), slope(DType::kF32, {n}),
+                                      want[3] = {product.clone(), sum.clone(), slope.clone()};
+    kt.multiply(n, 0.3f, x.data<float>(), y.data<float>(), product.data<float>());
+    kt.add_multiplied(n, 0.3f, x.data<float>(), y.data<float>(), sum.data<float>());
+    kt.softmax_backward(n, 0.3f, 0.7f, x.data<float>(), y.data<float>(), slope.data<float>());
+    for (Index i = 0; i < n; ++i) {
+      const double a = x.data<float>()[i], b = y.data<float>()[i], scale = 0.3f, mean = 0.7f;
+      want[0].data<float>()[i] = static_cast<float>(scale * a * b);
+      want[1].data<float>()[i] += static_cast<float>(scale * a * b);
+      want[2].data<float>()[i] = static_cast<float>(scale * a * (b - mean));
+    }
+    EXPECT_TRUE(test::close(product, want[0], limit(DType::kF32, 1)));
+    EXPECT_TRUE(test::close(sum, want[1], limit(DType::kF32, 1)));
+    EXPECT_TRUE(test::close(slope, want[2], limit(DType::kF32, 1)));
+  }
+}
+
+TEST_P(Kernels, LargestAndShiftedExponential) {
+  const KernelTable& kt = *GetParam();
+  EXPECT_EQ(kt.largest(0, nullptr), -INFINITY);
+  for (const Index n : {1, 3, 16, 17, 50, 1000}) {
+    for (const Index best : {Index{0}, n / 2, n - 1}) {
+      Tensor x = test::random_tensor(DType::kF32, {n}, 3, 10.0f), y(DType::kF32, {n}), want(DType::kF32, {n});
+      for (Index i = 0; i < n; ++i) x.data<float>()[i] -= 1000;  // no zero of a partial vector may count
+      x.data<float>()[best] = -900;
+      EXPECT_EQ(kt.largest(n, x.data<float>()), -900) << n;
+      const double sum = kt.exp_shifted(n, 0.25f, -900, x.data<float>(), y.data<float>());
+      double want_sum = 0;
+      for (Index i = 0; i < n; ++i) {
+        const double e = std::exp(0.25 * (static_cast<double>(x.data<float>()[i]) + 900));
+        want.data<float>()[i] = static_cast<float>(e), want_sum += e;
+      }
+      EXPECT_EQ(y.data<float>()[best], 1);
+      EXPECT_TRUE(test::close(y, want, limit(DType::kF32, 1)));
+      EXPECT_NEAR(sum, want_sum, limit(DType::kF32, n) * want_sum) << n;
+    }
+  }
+  const float extreme[] = {NAN, -INFINITY, 3e38f, -3e38f};
+  float e[4];
+  kt.exp_shifted(4, 1.0f, 3e38f, extreme, e);
+  EXPECT_EQ(e[0], INFINITY) << "NaN must not turn into a number";
+  EXPECT_EQ(e[1], 0);
+  EXPECT_EQ(e[2], 1);
+  EXPECT_EQ(e[3], 0);
+}
+
+TEST_P(Kernels, RotationTurnsPairsAndTurnsBack) {
+  const KernelTable& kt = *GetParam();
+  for (const Index n : {1, 3, 16, 50}) {
+    const Tensor angle = test::random_tensor(DType::kF32, {n}, 1, 3.0f),
+                 before = test::random_tensor(DType::kF32, {2, n}, 2);
+    Tensor cos(DType::kF32, {n}), sin(DType::kF32, {n}), pairs = before.clone(), want(DType::kF32, {2, n});
+    for (Index i = 0; i < n; ++i) {
+      const double c = std::cos(angle.data<float>()[i]), s = std::sin(angle.data<float>()[i]);
+      const double a = before.data<float>()[i], b = before.data<float>()[n + i];
+      cos.data<float>()[i] = static_cast<float>(c), sin.data<float>()[i] = static_cast<float>(s);
+      want.data<float>()[i] = static_cast<float>(a * c - b * s),
+      want.data<float>()[n + i] = static_cast<float>(b * c + a * s);
+    }
+    const auto turn = [&](float sign) {
+      kt.rotate(n, cos.data<float>(), sin.data<float>(), sign, pairs.data<float>(), pairs.data<float>() + n);
+    };
+    turn(1.0f);
+    EXPECT_TRUE(test::close(pairs, want, limit(DType::kF32, 2)));
+    turn(-1.0f);
+    EXPECT_TRUE(test::close(pairs, before, limit(DType::kF32, 4)));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Kernels, ::testing::ValuesIn(tables()),
                          [](const auto& isa) { return std::string(isa.param->name); });
 

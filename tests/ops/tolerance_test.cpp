@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "support/finite_differences.h"
 #include "support/random_tensor.h"
 
 namespace dsmoe::test {
@@ -38,6 +39,22 @@ TEST(Tolerance, LimitsAreTight) {
   EXPECT_LT(limit(DType::kF32, 1000), 1e-4);
   EXPECT_GT(limit(DType::kBF16, 1000), 1e-4);
   EXPECT_LT(limit(DType::kBF16, 1000), 1e-2);
+}
+
+TEST(Tolerance, FiniteDifferencesTellARightGradientFromAWrongOne) {
+  Tensor x = random_tensor(DType::kF32, {40}, 1), right(DType::kF32, {40}), wrong(DType::kF32, {40});
+  for (Index i = 0; i < 40; ++i) {
+    right.data<float>()[i] = std::cos(x.data<float>()[i]);
+    wrong.data<float>()[i] = 1.001f * right.data<float>()[i];
+  }
+  const auto objective = [&] {
+    double sum = 0;
+    for (Index i = 0; i < 40; ++i) sum += std::sin(x.data<float>()[i]);  // each rounded to f32
+    return sum;
+  };
+  const Tensor slope = finite_differences(x, objective);
+  EXPECT_TRUE(close(right, slope, difference_limit(40)));
+  EXPECT_FALSE(close(wrong, slope, difference_limit(40)));
 }
 
 }  // namespace

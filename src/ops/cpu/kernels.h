@@ -50,8 +50,17 @@ struct KernelTable {
   void (*add_scaled)(Index n, float scale, const float* x, float* y);  // y += scale * x
   void (*scale)(Index n, float scale, const float* x, float* y);       // y = scale * x
   float (*dot)(Index n, const float* x, const float* y);               // one sum per SIMD lane, then a fixed tree
+  void (*multiply)(Index n, float scale, const float* x, const float* y, float* z);        // z = scale * x * y
+  void (*add_multiplied)(Index n, float scale, const float* x, const float* y, float* z);  // z += scale * x * y
   void (*softmax)(Index n, const float* x, float* y);
+  // ds = scale * p * (dp - mean): from the gradient of probabilities to that of their logits, which are scaled.
+  void (*softmax_backward)(Index n, float scale, float mean, const float* p, const float* dp, float* ds);
   void (*sigmoid)(Index n, const float* x, float* y);
+  float (*largest)(Index n, const float* x);  // -infinity for none; may pass over NaN
+  // y = e^(scale * (x - shift)); returns the sum, one per SIMD lane, then a fixed tree. NaN gives infinity.
+  float (*exp_shifted)(Index n, float scale, float shift, const float* x, float* y);
+  // Turns the pairs (a, b): a' = a cos - b sin, b' = b cos + a sin, with sin multiplied by `sign`.
+  void (*rotate)(Index n, const float* cos, const float* sin, float sign, float* a, float* b);
 
   // Multiply-adds that stay in registers, to measure the peak: returns the number of floating-point operations.
   double (*peak_f32)(Index rounds, float* sink);

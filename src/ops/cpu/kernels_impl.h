@@ -215,10 +215,63 @@ float dot(Index n, const float* x, const float* y) {
   return Simd::sum(sum);
 }
 
+void multiply(Index n, float scale, const float* x, const float* y, float* z) {
+  const V s = Simd::set(scale);
+  each_vector(n, [=](Index i, int count) {
+    store_some(z + i, Simd::mul(Simd::mul(s, load_some(x + i, count)), load_some(y + i, count)), count);
+  });
+}
+
+void add_multiplied(Index n, float scale, const float* x, const float* y, float* z) {
+  const V s = Simd::set(scale);
+  each_vector(n, [=](Index i, int count) {
+    const V product = Simd::mul(s, load_some(x + i, count));
+    store_some(z + i, Simd::fma(product, load_some(y + i, count), load_some(z + i, count)), count);
+  });
+}
+
+float largest(Index n, const float* x) {
+  float lane[kW], best = -__builtin_inff();
+  V most = Simd::set(best);
+  Index i = 0;
+  for (; i + kW <= n; i += kW) most = Simd::max(most, Simd::load(x + i));
+  Simd::store(lane, most);
+  for (int j = 0; j < kW; ++j) best = lane[j] > best ? lane[j] : best;
+  for (; i < n; ++i) best = x[i] > best ? x[i] : best;
+  return best;
+}
+
+float exp_shifted(Index n, float scale, float shift, const float* x, float* y) {
+  const V factor = Simd::set(scale), zero = Simd::set(shift);
+  V sum = Simd::zero();
+  each_vector(n, [&](Index i, int count) {
+    const V e = exp(Simd::mul(factor, Simd::sub(load_some(x + i, count), zero)));
+    store_some(y + i, e, count);
+    sum = Simd::add(sum, count == kW ? e : Simd::load_n(y + i, count));  // lanes past the end hold e^(-scale * shift)
+  });
+  return Simd::sum(sum);
+}
+
+void rotate(Index n, const float* cos, const float* sin, float sign, float* a, float* b) {
+  const V forward = Simd::set(sign), backward = Simd::set(-sign);
+  each_vector(n, [=](Index i, int count) {
+    const V c = load_some(cos + i, count), s = load_some(sin + i, count);
+    const V first = load_some(a + i, count), second = load_some(b + i, count);
+    store_some(a + i, Simd::fma(first, c, Simd::mul(second, Simd::mul(backward, s))), count);
+    store_some(b + i, Simd::fma(second, c, Simd::mul(first, Simd::mul(forward, s))), count);
+  });
+}
+
+void softmax_backward(Index n, float scale, float mean, const float* p, const float* dp, float* ds) {
+  const V factor = Simd::set(scale), zero = Simd::set(mean);
+  each_vector(n, [=](Index i, int count) {
+    const V slope = Simd::sub(load_some(dp + i, count), zero);
+    store_some(ds + i, Simd::mul(Simd::mul(factor, load_some(p + i, count)), slope), count);
+  });
+}
+
 void softmax(Index n, const float* x, float* y) {
-  float largest = x[0];
-  for (Index i = 1; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
-  const V shift = Simd::set(largest);
+  const V shift = Simd::set(largest(n, x));
   each_vector(n, [=](Index i, int count) { store_some(y + i, exp(Simd::sub(load_some(x + i, count), shift)), count); });
   double total = 0;
   for (Index i = 0; i < n; ++i) total += y[i];
@@ -270,8 +323,14 @@ const KernelTable kTable = {
     .add_scaled = add_scaled,
     .scale = scale,
     .dot = dot,
+    .multiply = multiply,
+    .add_multiplied = add_multiplied,
     .softmax = softmax,
+    .softmax_backward = softmax_backward,
     .sigmoid = sigmoid_all,
+    .largest = largest,
+    .exp_shifted = exp_shifted,
+    .rotate = rotate,
     .peak_f32 = peak<MulAddF32, 1>,
     .peak_bf16 = Simd::kBf16Dot ? peak<MulAddBf16, 2> : peak<MulAddF32, 1>,
     .read = read,

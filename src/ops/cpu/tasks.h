@@ -16,6 +16,18 @@ inline Index columns_per_task(const Context& ctx, const KernelTable& kt, Index n
   return std::clamp<Index>((wanted + kt.nr - 1) / kt.nr * kt.nr, kt.nr, kMaxCols);
 }
 
+// Rows per task of ops that treat each row on its own.
+inline constexpr Index kTokensPerTask = 32;
+// Columns per task of ops that sum over rows.
+inline constexpr Index kColumnsPerTask = 128;
+
+// fn(first, last, worker) for every block of `size` of the n items; the cut does not depend on the threads.
+template <class Fn>
+void each_block(Context& ctx, Index n, Index size, Fn fn) {
+  ctx.pool().run((n + size - 1) / size,
+                 [&](Index block, int worker) { fn(block * size, std::min(n, (block + 1) * size), worker); });
+}
+
 // A worker's memory for one task: the product's panels, an f32 block, and lists of lines for both operands.
 template <class T>
 struct Workspace {

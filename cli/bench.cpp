@@ -1,0 +1,16 @@
+// dsmoe bench: speeds, each with the bound that this machine was measured to have in the same run.
+#include "cli/bench.h"
+
+#include "cli/commands.h"
+
+namespace dsmoe::cli {
+
+void add_bench(CLI::App& program) {
+  CLI::App* bench = program.add_subcommand("bench", "Measure speeds, with this machine's bound beside each");
+  bench->require_subcommand(1);
+  bench->footer("Example:\n  dsmoe bench layer --tokens 1,16,512 --dtype bf16");
+  add_bench_layer(*bench);
+  add_bench_model(*bench);
+}
+
+}  // namespace dsmoe::cli

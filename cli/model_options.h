@@ -1,0 +1,42 @@
+// Flags that several commands share: the model and where it runs, and sampling.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+
+#include "dsmoe/tokenizer.h"
+#include "infer/session.h"
+#include "model/transformer.h"
+
+namespace dsmoe::cli {
+
+struct ModelOptions {
+  std::string folder;
+  std::string dtype = "auto";        // of the weights in memory
+  std::string cache_dtype = "auto";  // of the keys and values
+  Index context = 0;
+  int threads = 0;
+
+  void add(CLI::App& command);
+  void add_context(CLI::App& command);
+  Transformer load() const;
+  SessionOptions session() const;
+};
+
+struct SamplingOptions {
+  SamplerOptions sampler;
+  Index max_tokens = 256;
+  std::vector<std::string> stop;
+  bool ignore_eos = false;
+
+  void add(CLI::App& command);
+  GenerateOptions generate(const ModelConfig& config, const Tokenizer* tokenizer) const;
+};
+
+std::optional<DType> parse_dtype(const std::string& name);  // none for "auto"
+
+// The whole of a file, or of standard input for "-".
+std::string read_text(const std::string& path);
+
+}  // namespace dsmoe::cli

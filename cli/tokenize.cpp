@@ -1,0 +1,70 @@
+// dsmoe tokenize: text to token ids and back.
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+
+#include "cli/commands.h"
+#include "cli/model_options.h"
+#include "cli/output.h"
+#include "cli/table.h"
+#include "dsmoe/tokenizer.h"
+
+namespace dsmoe::cli {
+
+namespace {
+
+struct Options {
+  std::string folder, prompt, file;
+  std::vector<std::int32_t> decode;
+  bool bos = false, no_bos = false, no_special = false, ids_only = false, json = false;
+};
+
+void run(const Options& o) {
+  const Tokenizer tokenizer = Tokenizer::load(o.folder);
+  if (!o.decode.empty()) {
+    print(tokenizer.decode(o.decode) + "\n");
+    return;
+  }
+  EncodeOptions encode{.parse_special = !o.no_special};
+  if (o.bos) encode.add_bos = true;
+  if (o.no_bos) encode.add_bos = false;
+  const std::string text = !o.prompt.empty() ? o.prompt : read_text(o.file.empty() ? "-" : o.file);
+  const std::vector<std::int32_t> ids = tokenizer.encode(text, encode);
+  if (o.json) {
+    nlohmann::ordered_json pieces = nlohmann::ordered_json::array();
+    for (const std::int32_t id : ids) pieces.push_back(tokenizer.piece(id));
+    print_json({{"ids", ids}, {"pieces", pieces}});
+  } else if (o.ids_only) {
+    print(fmt::format("{}\n", fmt::join(ids, " ")));
+  } else {
+    std::string out;
+    for (const std::int32_t id : ids) {
+      std::string piece;  // one token to a line, whatever it holds
+      for (const char c : tokenizer.piece(id)) piece += c == '\n' ? "\\n" : c == '\r' ? "\\r" : c == '\t' ? "\\t" : std::string(1, c);
+      out += fmt::format("{:>7}  '{}'\n", id, piece);
+    }
+    print(out + fmt::format("{} token{}\n", ids.size(), ids.size() == 1 ? "" : "s"));
+  }
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  Options& o = *options;
+  CLI::App* command = program.add_subcommand("tokenize", "Show the tokens of a text, or the text of tokens");
+  command->add_option("-m,--model", o.folder, "A folder with tokenizer.json, or that file")->required();
+  command->add_option("-p,--prompt", o.prompt, "The text; without it, --file or standard input");
+  command->add_option("-f,--file", o.file, "A file with the text; - for standard input");
+  command->add_option("--decode", o.decode, "Token ids, to be shown as text");
+  command->add_flag("--bos", o.bos, "Begin with the bos token, whatever the tokenizer says");
+  command->add_flag("--no-bos", o.no_bos, "Do not")->excludes("--bos");
+  command->add_flag("--no-special", o.no_special, "Take the text of special tokens as ordinary text");
+  command->add_flag("--ids", o.ids_only, "Only the ids, on one line: a line of an .ids file");
+  command->add_flag("--json", o.json, "Print ids and pieces as JSON");
+  command->footer("Examples:\n  dsmoe tokenize -m MODEL -p \"Who are you?\"\n  dsmoe tokenize -m MODEL --decode 5726 25 8886");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace dsmoe::cli

@@ -1,0 +1,34 @@
+#include "infer/evaluate.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/cross_entropy.h"
+
+namespace dsmoe {
+
+namespace {
+constexpr Index kChunk = 256;  // tokens whose logits are in memory at a time
+}
+
+double Evaluation::perplexity() const { return std::exp(mean()); }
+
+void Evaluator::add(std::span<const std::int32_t> sequence, const LogitSink& sink) {
+  const auto length = static_cast<Index>(sequence.size());
+  KvCache cache(model_.config(), length, cache_dtype_);
+  for (Index t = 0; t < length; t += kChunk) {
+    const Index n = std::min(kChunk, length - t);
+    Tensor logits = model_.forward(ctx_, sequence.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache, n,
+                                   probe_);
+    if (sink) sink(logits);
+    std::vector<std::int32_t> targets(static_cast<std::size_t>(n), ops::kIgnoredTarget);
+    for (Index i = 0; i < n && t + i + 1 < length; ++i)
+      targets[static_cast<std::size_t>(i)] = sequence[static_cast<std::size_t>(t + i + 1)];
+    const ops::CrossEntropy loss = ops::cross_entropy(ctx_, logits, targets);
+    result_.loss_sum += loss.loss_sum;
+    result_.predicted += loss.count;
+  }
+  result_.sequences++;
+}
+
+}  // namespace dsmoe

@@ -1,0 +1,40 @@
+// Loss and perplexity of token sequences.
+#pragma once
+
+#include <functional>
+#include <span>
+
+#include "model/transformer.h"
+
+namespace dsmoe {
+
+struct Evaluation {
+  double loss_sum = 0;   // nats over all predicted tokens
+  Index predicted = 0;   // a sequence of n tokens has n - 1
+  Index sequences = 0;
+
+  double mean() const { return predicted > 0 ? loss_sum / static_cast<double>(predicted) : 0; }
+  double perplexity() const;
+};
+
+// Hears the logits f32 [n, V] of consecutive tokens of the sequence.
+using LogitSink = std::function<void(const Tensor& logits)>;
+
+// Each token is predicted from those before it in its sequence.
+class Evaluator {
+ public:
+  Evaluator(Context& ctx, const Transformer& model, DType cache_dtype) : ctx_(ctx), model_(model), cache_dtype_(cache_dtype) {}
+
+  void add(std::span<const std::int32_t> sequence, const LogitSink& sink = {});
+  void set_probe(RoutingProbe probe) { probe_ = std::move(probe); }
+  const Evaluation& result() const { return result_; }
+
+ private:
+  Context& ctx_;
+  const Transformer& model_;
+  DType cache_dtype_;
+  RoutingProbe probe_;
+  Evaluation result_;
+};
+
+}  // namespace dsmoe

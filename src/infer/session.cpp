@@ -1,0 +1,87 @@
+#include "infer/session.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/fail.h"
+
+namespace dsmoe {
+
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+const char* to_string(Finish finish) {
+  switch (finish) {
+    case Finish::kLength: return "length";
+    case Finish::kEos: return "eos";
+    case Finish::kStopped: return "stop";
+    case Finish::kContext: return "context";
+  }
+  return "unknown";
+}
+
+Session::Session(Context& ctx, const Transformer& model, const SessionOptions& options)
+    : ctx_(ctx),
+      model_(model),
+      options_(options),
+      cache_(model.config(), options.context > 0 ? options.context : model.config().max_position_embeddings,
+             options.cache_dtype.value_or(model.dtype())) {}
+
+Tensor Session::feed(std::span<const std::int32_t> ids) {
+  const auto tokens = static_cast<Index>(ids.size());
+  require(tokens > 0, "no tokens to run");
+  require(cache_.length + tokens <= cache_.capacity,
+          "{} tokens do not fit the context of {} that has {} in it; use a larger context (-c)", tokens, cache_.capacity,
+          cache_.length);
+  Tensor logits;
+  for (Index t = 0; t < tokens; t += options_.chunk) {
+    const Index n = std::min(options_.chunk, tokens - t);
+    const bool last = t + n == tokens;
+    logits = model_.forward(ctx_, ids.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache_, last ? 1 : 0,
+                            probe_);
+    history_.insert(history_.end(), ids.begin() + t, ids.begin() + t + n);
+  }
+  return logits;
+}
+
+void Session::rewind(Index tokens) {
+  require(tokens >= 0 && tokens <= cache_.length, "cannot go back to {} tokens of {}", tokens, cache_.length);
+  cache_.length = tokens;
+  history_.resize(static_cast<std::size_t>(tokens));
+}
+
+Generated Session::generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
+                            const std::function<bool(std::int32_t)>& on_token) {
+  Generated out;
+  Sampler sampler(options.sampler);
+  const double start = now();
+  Tensor logits = feed(prompt);
+  const double first = now();
+  out.prompt_tokens = static_cast<Index>(prompt.size());
+  out.prompt_seconds = first - start;
+  while (options.max_tokens < 0 || static_cast<Index>(out.ids.size()) < options.max_tokens) {
+    const std::int32_t id = sampler.sample(std::as_const(logits).span<float>(), history_);
+    if (std::find(options.end_tokens.begin(), options.end_tokens.end(), id) != options.end_tokens.end()) {
+      out.finish = Finish::kEos;
+      break;
+    }
+    out.ids.push_back(id);
+    if (on_token && !on_token(id)) {
+      out.finish = Finish::kStopped;
+      break;
+    }
+    if (cache_.length == cache_.capacity) {
+      out.finish = Finish::kContext;
+      break;
+    }
+    if (static_cast<Index>(out.ids.size()) == options.max_tokens) break;
+    logits = feed(std::span(&id, 1));
+  }
+  out.seconds = now() - first;
+  return out;
+}
+
+}  // namespace dsmoe

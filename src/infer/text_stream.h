@@ -1,0 +1,29 @@
+// Text from tokens as they come, with stop strings: no stop string, nor the beginning of one, is ever given out.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dsmoe/tokenizer.h"
+
+namespace dsmoe {
+
+class TextStream {
+ public:
+  TextStream(Tokenizer tokenizer, std::vector<std::string> stop) : decoder_(std::move(tokenizer), {.skip_special = true}), stop_(std::move(stop)) {}
+
+  // The text that is certain now. After a stop string has come, stopped() is true and nothing more is given out.
+  std::string push(std::int32_t id) { return take(decoder_.push(id), false); }
+  std::string finish() { return take(decoder_.finish(), true); }
+  bool stopped() const { return stopped_; }
+
+ private:
+  std::string take(const std::string& text, bool last);
+
+  StreamDecoder decoder_;
+  std::vector<std::string> stop_;
+  std::string held_;  // may be the beginning of a stop string
+  bool stopped_ = false;
+};
+
+}  // namespace dsmoe

@@ -1,0 +1,97 @@
+#include "model/attention.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "model/linear_layer.h"
+#include "ops/attention.h"
+
+namespace dsmoe {
+
+namespace {
+
+ops::AttentionShape shape_of(const ModelConfig& c) {
+  return {c.num_attention_heads, c.kv_heads(), c.head_dim(), static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.head_dim())))};
+}
+
+void rotate(Context& ctx, const ModelConfig& c, Tensor& x, const ops::RopeTable& rope, std::span<const std::int32_t> positions,
+            bool inverse = false) {
+  Tensor heads = x.reshape({x.dim(0), x.dim(1) / c.head_dim(), c.head_dim()});
+  ops::apply_rope(ctx, heads, rope, positions, inverse);
+}
+
+// Positions first, first + 1, ..., starting again after `length`.
+std::vector<std::int32_t> count_up(Index tokens, Index first, Index length) {
+  std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens));
+  for (Index t = 0; t < tokens; ++t) positions[static_cast<std::size_t>(t)] = static_cast<std::int32_t>(first + t % length);
+  return positions;
+}
+
+}  // namespace
+
+Tensor attention_forward(Context& ctx, const ModelConfig& c, const AttentionWeights& w, const ops::RopeTable& rope,
+                         const Tensor& h, KvCache& cache, std::size_t layer) {
+  const Index tokens = h.dim(0), first = cache.length;
+  const DType dtype = cache.k[layer].dtype();  // attention is computed in the dtype of the cache
+  const std::vector<std::int32_t> positions = count_up(tokens, first, tokens);
+  Tensor q = linear_forward(ctx, h, w.q, h.dtype());
+  Tensor k = linear_forward(ctx, h, w.k, h.dtype());
+  const Tensor v = linear_forward(ctx, h, w.v, h.dtype()).to(dtype);
+  rotate(ctx, c, q, rope, positions);
+  rotate(ctx, c, k, rope, positions);
+  q = q.to(dtype);
+  k = k.to(dtype);
+  Tensor k_rows = cache.k[layer].rows(first, first + tokens), v_rows = cache.v[layer].rows(first, first + tokens);
+  std::memcpy(k_rows.raw_mutable(), k.raw(), k.bytes());
+  std::memcpy(v_rows.raw_mutable(), v.raw(), v.bytes());
+  Tensor out(dtype, q.shape());
+  ops::attention(ctx, shape_of(c), q, cache.k[layer], cache.v[layer], first, out, nullptr);
+  return linear_forward(ctx, out.to(h.dtype()), w.o, DType::kF32);
+}
+
+Tensor attention_train(Context& ctx, const ModelConfig& c, const AttentionWeights& w, const ops::RopeTable& rope,
+                       const Tensor& h, Index sequence_length, AttentionSaved& saved) {
+  const Index tokens = h.dim(0);
+  const std::vector<std::int32_t> positions = count_up(tokens, 0, sequence_length);
+  saved.q = linear_forward(ctx, h, w.q, h.dtype());
+  saved.k = linear_forward(ctx, h, w.k, h.dtype());
+  saved.v = linear_forward(ctx, h, w.v, h.dtype());
+  rotate(ctx, c, saved.q, rope, positions);
+  rotate(ctx, c, saved.k, rope, positions);
+  saved.out = Tensor(h.dtype(), saved.q.shape());
+  saved.lse.clear();
+  for (Index t = 0; t < tokens; t += sequence_length) {
+    const Index end = t + sequence_length;
+    Tensor out = saved.out.rows(t, end), lse(DType::kF32, {c.num_attention_heads, sequence_length});
+    ops::attention(ctx, shape_of(c), saved.q.rows(t, end), saved.k.rows(t, end), saved.v.rows(t, end), 0, out, &lse);
+    saved.lse.push_back(lse);
+  }
+  return linear_forward(ctx, saved.out, w.o, DType::kF32);
+}
+
+Tensor attention_backward(Context& ctx, const ModelConfig& c, const AttentionWeights& w, const ops::RopeTable& rope,
+                          const Tensor& h, Index sequence_length, const AttentionSaved& saved, const Tensor& dy,
+                          AttentionGrads& grads) {
+  const Index tokens = h.dim(0);
+  const std::vector<std::int32_t> positions = count_up(tokens, 0, sequence_length);
+  Tensor dout(DType::kF32, saved.out.shape());
+  linear_backward(ctx, dy, saved.out, w.o, grads.o, dout, false);
+  const Tensor dout_t = dout.to(h.dtype());
+  Tensor dq(DType::kF32, saved.q.shape()), dk(DType::kF32, saved.k.shape()), dv(DType::kF32, saved.v.shape());
+  for (Index t = 0; t < tokens; t += sequence_length) {
+    const Index end = t + sequence_length;
+    Tensor dq_rows = dq.rows(t, end), dk_rows = dk.rows(t, end), dv_rows = dv.rows(t, end);
+    ops::attention_backward(ctx, shape_of(c), saved.q.rows(t, end), saved.k.rows(t, end), saved.v.rows(t, end),
+                            saved.out.rows(t, end), saved.lse[static_cast<std::size_t>(t / sequence_length)],
+                            dout_t.rows(t, end), dq_rows, dk_rows, dv_rows);
+  }
+  rotate(ctx, c, dq, rope, positions, /*inverse=*/true);
+  rotate(ctx, c, dk, rope, positions, /*inverse=*/true);
+  Tensor dh(DType::kF32, h.shape());
+  linear_backward(ctx, dq.to(h.dtype()), h, w.q, grads.q, dh, false);
+  linear_backward(ctx, dk.to(h.dtype()), h, w.k, grads.k, dh, true);
+  linear_backward(ctx, dv.to(h.dtype()), h, w.v, grads.v, dh, true);
+  return dh;
+}
+
+}  // namespace dsmoe

@@ -1,0 +1,16 @@
+// A linear layer with an optional bias, forward and backward.
+#pragma once
+
+#include "dsmoe/context.h"
+#include "model/weights.h"
+
+namespace dsmoe {
+
+// x [T, K] -> [T, N] in `dtype` (f32 or the dtype of x).
+Tensor linear_forward(Context& ctx, const Tensor& x, const LinearWeights& w, DType dtype);
+
+// dy [T, N] and x [T, K] in the dtype of the weights: adds to grads, and writes dx [T, K] f32 (adds with accumulate).
+void linear_backward(Context& ctx, const Tensor& dy, const Tensor& x, const LinearWeights& w, LinearWeights& grads,
+                     Tensor& dx, bool accumulate);
+
+}  // namespace dsmoe

@@ -1,0 +1,17 @@
+// The dense feed-forward layer: one SwiGLU expert that every token chooses, by the same grouped products.
+#pragma once
+
+#include "dsmoe/context.h"
+#include "dsmoe/moe.h"
+#include "ops/experts.h"
+
+namespace dsmoe {
+
+// h [T, D] -> [T, D]; `keep` (may be null) is filled for backward.
+Tensor mlp_forward(Context& ctx, const ExpertTensors& w, const Tensor& h, ops::ExpertActivations* keep);
+
+// Adds to grads (f32) and returns dh [T, D] f32.
+Tensor mlp_backward(Context& ctx, const ExpertTensors& w, const Tensor& h, const Tensor& dy,
+                    const ops::ExpertActivations& kept, ExpertTensors& grads);
+
+}  // namespace dsmoe

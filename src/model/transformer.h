@@ -1,0 +1,54 @@
+// The language model: token ids in, logits out; and the loss with its gradients. x = embedding(ids), then the
+// blocks, a last norm, and the head.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "dsmoe/context.h"
+#include "dsmoe/model_config.h"
+#include "model/block.h"
+#include "model/kv_cache.h"
+#include "model/weights.h"
+
+namespace dsmoe {
+
+struct LossResult {
+  double loss_sum = 0;  // of the next-token losses
+  Index count = 0;      // positions that have one
+  BalanceLosses balance;  // summed over the layers
+
+  double mean() const { return count > 0 ? loss_sum / static_cast<double>(count) : 0; }
+};
+
+class Transformer {
+ public:
+  Transformer(ModelConfig config, ModelWeights weights);
+  // A Hugging Face folder. Without a dtype, the one the weights are stored in.
+  static Transformer load(const std::filesystem::path& folder, std::optional<DType> dtype = {});
+
+  const ModelConfig& config() const { return *config_; }
+  ModelWeights& weights() { return *weights_; }
+  DType dtype() const { return weights_->embedding.dtype(); }
+
+  // Appends the tokens to the cache and returns the logits of the last `last` of them, f32 [last, V].
+  Tensor forward(Context& ctx, std::span<const std::int32_t> ids, KvCache& cache, Index last = 1,
+                 const RoutingProbe& probe = {}) const;
+
+  // ids and targets hold sequences of `sequence_length` one after another. The gradients are those of
+  // loss_scale * sum of the losses + aux_scale * sum of the balance losses, added to grads.
+  LossResult loss_and_gradients(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
+                                Index sequence_length, float loss_scale, float aux_scale, ModelGradients& grads) const;
+
+ private:
+  ops::RopeTable rope(Index length) const;
+
+  // Behind pointers, since the blocks refer to them and a Transformer may be moved.
+  std::unique_ptr<ModelConfig> config_;
+  std::unique_ptr<ModelWeights> weights_;
+  std::vector<Block> blocks_;
+};
+
+}  // namespace dsmoe

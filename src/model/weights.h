@@ -1,0 +1,71 @@
+// The tensors of a model, and their gradients in the same places.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <vector>
+
+#include "dsmoe/model_config.h"
+#include "dsmoe/moe.h"
+#include "dsmoe/tensor.h"
+#include "model/parameters.h"
+
+namespace dsmoe {
+
+// y = x · weightᵀ + bias; no bias when the tensor is empty.
+struct LinearWeights {
+  Tensor weight, bias;
+};
+
+// Moe is MoeWeights for a model and MoeGradients for its gradients.
+template <class Moe>
+struct LayerTensors {
+  Tensor input_norm, post_attention_norm;  // [D]
+  LinearWeights q, k, v, o;
+  ExpertTensors mlp;  // dense layers
+  Moe moe;            // MoE layers
+};
+
+template <class Moe>
+struct ModelTensors {
+  Tensor embedding;  // [V, D]
+  std::vector<LayerTensors<Moe>> layers;
+  Tensor final_norm;  // [D]
+  Tensor head;        // [V, D]; the embedding's own tensor when tied
+
+  Tensor& at(const Parameter& parameter);  // where a tensor of the list belongs
+};
+
+using ModelWeights = ModelTensors<MoeWeights>;
+using ModelGradients = ModelTensors<MoeGradients>;
+
+extern template struct ModelTensors<MoeWeights>;
+extern template struct ModelTensors<MoeGradients>;
+
+// Makes room for a config's layers and experts; every tensor is empty.
+ModelWeights empty_weights(const ModelConfig& config);
+// All zero, f32.
+ModelGradients zero_gradients(const ModelConfig& config);
+
+// From a Hugging Face folder or one safetensors file. Tensors that already have the wanted dtype stay in the mapped
+// file; others are converted. Missing, unexpected, misshaped and mistyped tensors are refused by name.
+ModelWeights load_weights(const std::filesystem::path& path, const ModelConfig& config, DType dtype);
+// The dtype in which a checkpoint is best computed with: its own if f32 or bf16, and bf16 for f16 (the same memory).
+DType natural_dtype(const std::filesystem::path& path);
+
+// One tensor of a freshly initialised model, as the reference draws it: router uniform in ±1/sqrt(D), norms 1, biases
+// 0, the row of the padding token 0, all else normal with deviation initializer_range. Depends on (seed, place in
+// the list) alone.
+Tensor initial_tensor(const ModelConfig& config, const Parameter& parameter, std::size_t number, std::uint64_t seed,
+                      DType dtype, Context& ctx);
+ModelWeights random_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, Context& ctx);
+
+// Writes a model's folder: config.json and the weights, shard by shard. `tensor` gives one parameter at a time, so
+// a model need never be in memory as a whole; `progress` (may be empty) hears of bytes written so far and in all.
+using TensorSource = std::function<Tensor(const Parameter& parameter, std::size_t number)>;
+using ByteProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
+void save_model(const std::filesystem::path& folder, const ModelConfig& config, DType dtype, const TensorSource& tensor,
+                std::uint64_t max_shard_bytes, const ByteProgress& progress = {});
+
+}  // namespace dsmoe

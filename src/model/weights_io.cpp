@@ -1,0 +1,95 @@
+// Loading, initialising and saving the tensors of a model.
+#include <algorithm>
+#include <cmath>
+
+#include "core/fail.h"
+#include "core/random.h"
+#include "core/threads.h"
+#include "io/atomic_file.h"
+#include "io/checkpoint.h"
+#include "io/sharded_writer.h"
+#include "model/weights.h"
+#include "ops/dispatch.h"
+
+namespace dsmoe {
+
+ModelWeights load_weights(const std::filesystem::path& path, const ModelConfig& config, DType dtype) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+  const std::vector<Parameter> parameters = parameter_list(config);
+  std::vector<std::string> names;
+  for (const Parameter& p : parameters) names.push_back(p.name);
+  if (config.tie_word_embeddings && checkpoint.contains("lm_head.weight")) names.push_back("lm_head.weight");
+  const io::NameDifference difference = checkpoint.missing_and_extra(names);
+  if (!difference.empty()) throw Error(ErrorCode::kFormat, difference.message());
+
+  ModelWeights w = empty_weights(config);
+  for (const Parameter& p : parameters)
+    w.at(p) = checkpoint.expect(p.name, {DType::kF32, DType::kBF16, DType::kF16}, p.shape).to(dtype);
+  if (config.tie_word_embeddings) w.head = w.embedding;
+  return w;
+}
+
+DType natural_dtype(const std::filesystem::path& path) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+  for (const std::string& name : checkpoint.names())
+    if (checkpoint.info(name).dims.size() == 2) return checkpoint.info(name).dtype == "F32" ? DType::kF32 : DType::kBF16;
+  return DType::kF32;
+}
+
+Tensor initial_tensor(const ModelConfig& config, const Parameter& p, std::size_t number, std::uint64_t seed, DType dtype,
+                      Context& ctx) {
+  Tensor t(dtype, p.shape);
+  const Philox rng(seed, number);
+  const auto bound = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.hidden_size)));
+  const auto deviation = static_cast<float>(config.initializer_range);
+  const auto draw = [&](std::uint64_t i) -> float {
+    if (is_norm(p.kind)) return 1.0f;
+    if (is_bias(p.kind)) return 0.0f;
+    if (p.kind == ParameterKind::kRouter) return bound * (2 * rng.uniform(i) - 1);
+    const auto row = static_cast<Index>(i) / p.shape[1];
+    if (p.kind == ParameterKind::kEmbedding && config.pad_token_id && row == *config.pad_token_id) return 0.0f;
+    return deviation * rng.normal(i);
+  };
+  ops::dispatch(dtype, [&]<class T>(T) {
+    T* const to = t.data<T>();
+    constexpr Index kPiece = 1 << 16;
+    ctx.pool().run((t.numel() + kPiece - 1) / kPiece, [&](Index task, int) {
+      for (Index i = task * kPiece; i < std::min(t.numel(), (task + 1) * kPiece); ++i)
+        to[i] = T(draw(static_cast<std::uint64_t>(i)));
+    });
+  });
+  return t;
+}
+
+ModelWeights random_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, Context& ctx) {
+  ModelWeights w = empty_weights(config);
+  const std::vector<Parameter> parameters = parameter_list(config);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    w.at(parameters[i]) = initial_tensor(config, parameters[i], i, seed, dtype, ctx);
+  if (config.tie_word_embeddings) w.head = w.embedding;
+  return w;
+}
+
+void save_model(const std::filesystem::path& folder, const ModelConfig& config, DType dtype, const TensorSource& tensor,
+                std::uint64_t max_shard_bytes, const ByteProgress& progress) {
+  const std::vector<Parameter> parameters = parameter_list(config);
+  std::vector<io::TensorSpec> specs;
+  std::uint64_t total = 0, done = 0;
+  for (const Parameter& p : parameters) {
+    specs.push_back({p.name, dtype, p.shape});
+    total += static_cast<std::uint64_t>(p.shape.numel()) * size_of(dtype);
+  }
+  io::ShardedWriter writer(folder, specs, max_shard_bytes);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Tensor t = tensor(parameters[i], i).to(dtype);
+    writer.write(parameters[i].name, t);
+    done += t.bytes();
+    if (progress) progress(done, total);
+  }
+  ModelConfig stored = config;
+  stored.torch_dtype = dtype;
+  io::write_file_atomically(folder / "config.json", stored.to_json());
+  writer.finish();
+}
+
+}  // namespace dsmoe

@@ -1,0 +1,35 @@
+// Sums and conversions of whole tensors. Every number is rounded once, so backends agree to the bit.
+#pragma once
+
+#include "dsmoe/context.h"
+#include "dsmoe/tensor.h"
+
+namespace dsmoe::ops {
+
+// x += y. x is f32 (the residual stream, a gradient), y f32 or bf16 of the same shape.
+void add(Context& ctx, const Tensor& y, Tensor& x);
+
+// to = from, each f32 or bf16, of the same shape.
+void convert(Context& ctx, const Tensor& from, Tensor& to);
+
+// y += bias in every row. y [T, N] and bias [N] are f32 or bf16 each.
+void add_bias(Context& ctx, const Tensor& bias, Tensor& y);
+
+// dbias [N] f32 += the sum of the rows of dy [T, N].
+void add_bias_backward(Context& ctx, const Tensor& dy, Tensor& dbias);
+
+namespace ref {
+void add(const Tensor& y, Tensor& x);
+void convert(const Tensor& from, Tensor& to);
+void add_bias(const Tensor& bias, Tensor& y);
+void add_bias_backward(const Tensor& dy, Tensor& dbias);
+}  // namespace ref
+
+namespace cpu {
+void add(Context& ctx, const Tensor& y, Tensor& x);
+void convert(Context& ctx, const Tensor& from, Tensor& to);
+void add_bias(Context& ctx, const Tensor& bias, Tensor& y);
+void add_bias_backward(Context& ctx, const Tensor& dy, Tensor& dbias);
+}  // namespace cpu
+
+}  // namespace dsmoe::ops

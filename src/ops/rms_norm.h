@@ -1,0 +1,27 @@
+// y = weight * x / sqrt(mean(x²) + eps), each token on its own. x [T, D] is the residual stream, always f32.
+#pragma once
+
+#include "dsmoe/context.h"
+#include "dsmoe/tensor.h"
+
+namespace dsmoe::ops {
+
+// weight [D] and y [T, D] are f32 or bf16 each.
+void rms_norm(Context& ctx, const Tensor& x, const Tensor& weight, float eps, Tensor& y);
+
+// dx [T, D] f32 += and dweight [D] f32 +=, from dy [T, D] in f32 or bf16. The inverse root is computed again.
+void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& weight, float eps, Tensor& dx,
+                       Tensor& dweight);
+
+namespace ref {
+void rms_norm(const Tensor& x, const Tensor& weight, float eps, Tensor& y);
+void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, float eps, Tensor& dx, Tensor& dweight);
+}  // namespace ref
+
+namespace cpu {
+void rms_norm(Context& ctx, const Tensor& x, const Tensor& weight, float eps, Tensor& y);
+void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& weight, float eps, Tensor& dx,
+                       Tensor& dweight);
+}  // namespace cpu
+
+}  // namespace dsmoe::ops

@@ -1,0 +1,127 @@
+#include "infer/session.h"
+
+#include <gtest/gtest.h>
+
+#include "dsmoe/error.h"
+#include "infer/evaluate.h"
+#include "support/tolerance.h"
+
+namespace dsmoe {
+namespace {
+
+ModelConfig small() {
+  ModelConfig c;
+  c.vocab_size = 50, c.hidden_size = 32, c.intermediate_size = 48, c.moe_intermediate_size = 16;
+  c.num_hidden_layers = 3, c.num_attention_heads = 4, c.num_key_value_heads = 2, c.first_k_dense_replace = 1;
+  c.n_routed_experts = 8, c.num_experts_per_tok = 2, c.n_shared_experts = 1;
+  c.max_position_embeddings = 64, c.initializer_range = 0.3;
+  c.bos_token_id = 0, c.eos_token_id = {1};
+  return c;
+}
+
+Transformer model(DType dtype = DType::kF32) {
+  Context ctx(1);
+  return Transformer(small(), random_weights(small(), 5, dtype, ctx));
+}
+
+const std::vector<std::int32_t> kPrompt = {3, 9, 27, 31, 4, 12, 36, 8, 24};
+const SamplerOptions kGreedy{.temperature = 0};
+
+TEST(Session, ChunksAndThreadsGiveTheSameText) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Transformer m = model(dtype);
+    std::vector<std::int32_t> want;
+    for (const int threads : {1, 2}) {
+      for (const Index chunk : {1, 4, 512}) {
+        Context ctx(threads);
+        Session s(ctx, m, {.chunk = chunk});
+        const Generated g = s.generate(kPrompt, {.max_tokens = 20, .sampler = {.seed = 7}});
+        EXPECT_EQ(g.ids.size(), 20u);
+        EXPECT_EQ(g.prompt_tokens, 9);
+        if (want.empty()) want = g.ids;
+        EXPECT_EQ(g.ids, want) << threads << " threads, pieces of " << chunk;
+      }
+    }
+  }
+}
+
+TEST(Session, RewindingGivesWhatAFreshSessionGives) {
+  const Transformer m = model();
+  Context ctx(1);
+  Session s(ctx, m), fresh(ctx, m);
+  s.generate(kPrompt, {.max_tokens = 10, .sampler = kGreedy});
+  s.rewind(4);
+  EXPECT_EQ(s.history().size(), 4u);
+  const std::vector<std::int32_t> rest = {7, 7, 20};
+  std::vector<std::int32_t> all(kPrompt.begin(), kPrompt.begin() + 4);
+  all.insert(all.end(), rest.begin(), rest.end());
+  EXPECT_TRUE(test::same_bits(s.feed(rest), fresh.feed(all)));
+  EXPECT_THROW(s.rewind(100), Error);
+}
+
+TEST(Session, EndsForTheReasonItGives) {
+  const Transformer m = model();
+  Context ctx(1);
+  const auto run = [&](const GenerateOptions& o, Index context, const std::function<bool(std::int32_t)>& f = {}) {
+    Session s(ctx, m, {.context = context});
+    return s.generate(kPrompt, o, f);
+  };
+  EXPECT_EQ(run({.max_tokens = 5, .sampler = kGreedy}, 64).finish, Finish::kLength);
+  EXPECT_EQ(run({.max_tokens = 0, .sampler = kGreedy}, 64).ids.size(), 0u);
+  const Generated full = run({.max_tokens = -1, .sampler = kGreedy}, 15);
+  EXPECT_EQ(full.finish, Finish::kContext);
+  EXPECT_EQ(full.ids.size(), 7u) << "six run, and the one that the last of them gave";
+  const Generated first = run({.max_tokens = 5, .sampler = kGreedy}, 64);
+  const Generated ended = run({.max_tokens = 5, .sampler = kGreedy, .end_tokens = {first.ids[2]}}, 64);
+  EXPECT_EQ(ended.finish, Finish::kEos);
+  EXPECT_LT(ended.ids.size(), 3u);
+  EXPECT_EQ(run({.max_tokens = 5, .sampler = kGreedy}, 64, [](std::int32_t) { return false; }).finish, Finish::kStopped);
+}
+
+TEST(Session, APromptThatDoesNotFitIsRefusedAndChangesNothing) {
+  const Transformer m = model();
+  Context ctx(1);
+  Session s(ctx, m, {.context = 5});
+  try {
+    s.feed(kPrompt);
+    FAIL() << "silent nonsense";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("context of 5"), std::string::npos) << e.what();
+  }
+  EXPECT_TRUE(s.history().empty());
+  EXPECT_THROW(s.feed(std::vector<std::int32_t>{50}), Error) << "an id past the vocabulary";
+  EXPECT_THROW(s.feed({}), Error);
+}
+
+TEST(Session, TheProbeHearsEveryMoeLayer) {
+  const Transformer m = model();
+  Context ctx(1);
+  Session s(ctx, m);
+  std::vector<Index> layers;
+  s.set_probe([&](Index layer, const Routing& r) {
+    layers.push_back(layer);
+    EXPECT_EQ(r.experts.shape(), Shape({9, 2}));
+  });
+  s.feed(kPrompt);
+  EXPECT_EQ(layers, (std::vector<Index>{1, 2}));
+}
+
+TEST(Evaluator, AgreesWithTheTrainingLoss) {
+  const Transformer m = model();
+  Context ctx(2);
+  Evaluator e(ctx, m, DType::kF32);
+  e.add(kPrompt);
+  Index heard = 0;
+  e.add(kPrompt, [&](const Tensor& logits) { heard += logits.dim(0); });
+  EXPECT_EQ(heard, 9);
+  EXPECT_EQ(e.result().predicted, 16);
+  std::vector<std::int32_t> targets(kPrompt.begin() + 1, kPrompt.end());
+  targets.push_back(-100);
+  ModelGradients grads = zero_gradients(m.config());
+  const LossResult loss = m.loss_and_gradients(ctx, kPrompt, targets, 9, 1.0f, 1.0f, grads);
+  EXPECT_NEAR(e.result().mean(), loss.mean(), 1e-6 * loss.mean());
+  EXPECT_NEAR(e.result().perplexity(), std::exp(loss.mean()), 1e-4 * std::exp(loss.mean()));
+}
+
+}  // namespace
+}  // namespace dsmoe

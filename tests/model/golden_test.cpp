@@ -1,0 +1,115 @@
+// Whole models against golden files from PyTorch (tests/model/golden): logits, losses and every gradient.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "io/safetensors.h"
+#include "model/transformer.h"
+#include "support/tolerance.h"
+
+namespace dsmoe {
+namespace {
+
+// What the project promises against the reference in f32 (relative, by norm).
+constexpr double kLogitLimit = 1e-4;
+constexpr double kGradientLimit = 1e-3;
+constexpr double kChunkLimit = 1e-5;
+
+std::vector<std::filesystem::path> folders() {
+  std::vector<std::filesystem::path> all;
+  for (const auto& entry : std::filesystem::directory_iterator(DSMOE_TEST_DATA "/model/golden"))
+    if (std::filesystem::exists(entry.path() / "golden.safetensors")) all.push_back(entry.path());
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+class ModelGolden : public ::testing::TestWithParam<std::filesystem::path> {};
+
+// Logits of one sequence, fed in pieces of `chunk` tokens. [T, V]
+Tensor logits_of(Context& ctx, const Transformer& model, std::span<const std::int32_t> ids, Index chunk) {
+  const auto tokens = static_cast<Index>(ids.size());
+  Tensor all(DType::kF32, {tokens, model.config().vocab_size});
+  KvCache cache(model.config(), tokens, model.dtype());
+  for (Index t = 0; t < tokens; t += chunk) {
+    const Index n = std::min(chunk, tokens - t);
+    const Tensor part = model.forward(ctx, ids.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache, n);
+    std::memcpy(all.rows(t, t + n).raw_mutable(), part.raw(), part.bytes());
+  }
+  return all;
+}
+
+TEST_P(ModelGolden, Logits) {
+  const auto golden = io::SafetensorsFile::open(GetParam() / "golden.safetensors");
+  const Tensor ids = golden.tensor("input_ids"), want = golden.tensor("logits");
+  const Transformer model = Transformer::load(GetParam());
+  const bool dynamic = model.config().rope_scaling.type == RopeScalingType::kDynamic;
+  for (const Backend backend : {Backend::kCpu, Backend::kRef}) {
+    Context ctx(2, backend);
+    for (Index b = 0; b < ids.dim(0); ++b) {
+      const auto row = ids.rows(b, b + 1);
+      const auto sequence = row.span<std::int32_t>();
+      const Tensor expected = want.rows(b, b + 1).reshape({want.dim(1), want.dim(2)});
+      const Tensor whole = logits_of(ctx, model, sequence, ids.dim(1));
+      EXPECT_TRUE(test::close(whole, expected, kLogitLimit));
+      if (dynamic) continue;  // its base depends on the length, so pieces are another function
+      for (const Index chunk : {1, 3, 7})
+        EXPECT_TRUE(backend == Backend::kCpu ? test::same_bits(logits_of(ctx, model, sequence, chunk), whole)
+                                             : test::close(logits_of(ctx, model, sequence, chunk), whole, kChunkLimit))
+            << "in pieces of " << chunk;
+    }
+  }
+}
+
+TEST_P(ModelGolden, TheSameBitsForAnyNumberOfThreads) {
+  const auto golden = io::SafetensorsFile::open(GetParam() / "golden.safetensors");
+  const Tensor ids = golden.tensor("input_ids").rows(0, 1);
+  const Transformer model = Transformer::load(GetParam());
+  Context one(1), two(2);
+  EXPECT_TRUE(test::same_bits(logits_of(one, model, ids.span<std::int32_t>(), 100), logits_of(two, model, ids.span<std::int32_t>(), 100)));
+}
+
+TEST_P(ModelGolden, LossAndGradients) {
+  const auto golden = io::SafetensorsFile::open(GetParam() / "golden.safetensors");
+  if (!golden.contains("grad.model.embed_tokens.weight")) GTEST_SKIP() << "no gradients in this file";
+  const Tensor ids = golden.tensor("input_ids"), targets = golden.tensor("targets");
+  const Transformer model = Transformer::load(GetParam());
+  Index count = 0;
+  for (const std::int32_t t : targets.span<std::int32_t>()) count += t >= 0;
+  ModelGradients grads = zero_gradients(model.config());
+  Context ctx(2);
+  const LossResult loss =
+      model.loss_and_gradients(ctx, ids.span<std::int32_t>(), targets.span<std::int32_t>(), ids.dim(1),
+                               static_cast<float>(1.0 / static_cast<double>(count)), 1.0f, grads);
+  EXPECT_EQ(loss.count, count);
+  EXPECT_NEAR(loss.mean(), test::value(golden.tensor("loss"), 0), 1e-5 * loss.mean());
+  EXPECT_NEAR(loss.balance.total(), test::value(golden.tensor("aux_loss"), 0), 1e-5 * (1 + loss.balance.total()));
+  for (const Parameter& p : parameter_list(model.config()))
+    EXPECT_TRUE(test::close(grads.at(p), golden.tensor("grad." + p.name), kGradientLimit)) << p.name;
+}
+
+TEST_P(ModelGolden, GreedyContinuation) {
+  const auto golden = io::SafetensorsFile::open(GetParam() / "golden.safetensors");
+  if (!golden.contains("greedy_ids")) GTEST_SKIP() << "no continuation in this file";
+  const Tensor ids = golden.tensor("input_ids"), want = golden.tensor("greedy_ids");
+  const Transformer model = Transformer::load(GetParam());
+  Context ctx(2);
+  for (Index b = 0; b < ids.dim(0); ++b) {
+    KvCache cache(model.config(), ids.dim(1) + want.dim(1), DType::kF32);
+    const Tensor row = ids.rows(b, b + 1);
+    Tensor logits = model.forward(ctx, row.span<std::int32_t>(), cache);
+    for (Index i = 0; i < want.dim(1); ++i) {
+      const auto l = std::as_const(logits).span<float>();
+      const auto best = static_cast<std::int32_t>(std::max_element(l.begin(), l.end()) - l.begin());
+      ASSERT_EQ(best, want.data<std::int32_t>()[b * want.dim(1) + i]) << "sequence " << b << ", step " << i;
+      logits = model.forward(ctx, std::span(&best, 1), cache);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Folders, ModelGolden, ::testing::ValuesIn(folders()),
+                         [](const auto& folder) { return folder.param.filename().string(); });
+
+TEST(ModelGoldenFolders, AreThere) { EXPECT_GE(folders().size(), 12u); }
+
+}  // namespace
+}  // namespace dsmoe
