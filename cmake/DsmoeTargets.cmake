@@ -32,7 +32,7 @@ if(DSMOE_SANITIZE)
 endif()
 
 # dsmoe_folder(NAME SOURCES a.cpp ... DEPENDS core ... PRIVATE_LIBS fmt::fmt ...)
-# The library of src/NAME. It links only the folders that design.md lets it depend on, and each folder's
+# The library of src/NAME. It links only the folders that docs/design/layers.md lets it depend on, and each folder's
 # tests link that folder alone, so a call in the wrong direction does not link.
 function(dsmoe_folder name)
   cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;PRIVATE_LIBS" ${ARGN})

@@ -1,0 +1,103 @@
+// What README.md shows is what happens: its commands run with the output shown, and its example is the compiled one.
+//
+// ```console blocks are run: lines "$ command" and the output under them, where a line "..." stands for any lines.
+// ```text blocks are not: output that depends on the machine or takes long.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+
+#include "repo/markdown.h"
+#include "repo/tree.h"
+
+namespace dsmoe::repo {
+namespace {
+
+struct Command {
+  std::string line;
+  std::vector<std::string> output;
+};
+
+std::vector<Command> commands_of(const std::string& markdown) {
+  std::vector<Command> commands;
+  for (const Fence& fence : parse_markdown(markdown).fences) {
+    if (fence.language != "console") continue;
+    bool first = true;
+    for (const std::string& line : fence.lines) {
+      if (line.starts_with("$ ")) {
+        commands.push_back({line.substr(2), {}});
+      } else if (!first) {
+        commands.back().output.push_back(line);
+      }
+      first = false;
+    }
+  }
+  return commands;
+}
+
+// Standard output of a command that must succeed, in the repository's root; the program is the one of this build.
+::testing::AssertionResult run(std::string line, std::string& output) {
+  const std::string program = "build/release/bin/dsmoe";
+  for (std::size_t at = line.find(program); at != std::string::npos; at = line.find(program, at + 1))
+    line.replace(at, program.size(), DSMOE_PROGRAM);
+  std::FILE* pipe = popen(("cd '" DSMOE_SOURCE_DIR "' && " + line).c_str(), "r");
+  if (pipe == nullptr) return ::testing::AssertionFailure() << "cannot start " << line;
+  output.clear();
+  char buffer[4096];
+  for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) output.append(buffer, n);
+  const int status = pclose(pipe);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return ::testing::AssertionFailure() << line << " failed: " << output;
+  return ::testing::AssertionSuccess();
+}
+
+// Lines are equal; "..." matches any number of them.
+bool matches(const std::vector<std::string>& want, const std::vector<std::string>& got, std::size_t w = 0,
+             std::size_t g = 0) {
+  if (w == want.size()) return g == got.size();
+  if (want[w] == "...") {
+    for (std::size_t next = g; next <= got.size(); ++next)
+      if (matches(want, got, w + 1, next)) return true;
+    return false;
+  }
+  return g < got.size() && want[w] == got[g] && matches(want, got, w + 1, g + 1);
+}
+
+std::string readme() { return read_text(fs::path(DSMOE_SOURCE_DIR) / "README.md"); }
+
+TEST(RepoReadme, CommandsPrintWhatItShows) {
+  if (std::string(DSMOE_PROGRAM).empty()) GTEST_SKIP() << "the program is not part of this build (DSMOE_BUILD_CLI)";
+  const std::vector<Command> commands = commands_of(readme());
+  EXPECT_GE(commands.size(), 2u);
+  for (const Command& command : commands) {
+    std::string output;
+    ASSERT_TRUE(run(command.line, output));
+    EXPECT_TRUE(matches(command.output, lines_of(output))) << "$ " << command.line << "\n" << output;
+  }
+}
+
+TEST(RepoReadme, TheExampleIsTheCompiledOne) {
+  int found = 0;
+  for (const Fence& fence : parse_markdown(readme()).fences)
+    if (fence.language == "cpp") {
+      ++found;
+      EXPECT_EQ(fence.lines, lines_of(read_text(fs::path(DSMOE_SOURCE_DIR) / "examples/moe_layer.cpp")));
+    }
+  EXPECT_EQ(found, 1);
+}
+
+TEST(RepoReadme, TheCheckerCanFail) {
+  const auto commands = commands_of("```console\n$ a b\nout\n\n$ c\n```\n```text\n$ not run\n```\n");
+  ASSERT_EQ(commands.size(), 2u);
+  EXPECT_EQ(commands[0].line, "a b");
+  EXPECT_EQ(commands[0].output, (std::vector<std::string>{"out", ""}));
+  std::string output;
+  EXPECT_TRUE(run("echo one; echo two", output));
+  EXPECT_EQ(output, "one\ntwo\n");
+  EXPECT_FALSE(run("echo one; exit 3", output));
+  const std::vector<std::string> got = {"a", "b", "c"};
+  EXPECT_TRUE(matches({"a", "b", "c"}, got) && matches({"a", "..."}, got) && matches({"...", "c"}, got));
+  EXPECT_FALSE(matches({"a", "b"}, got) || matches({"...", "b"}, got) || matches({"a", "b", "c", "d"}, got));
+}
+
+}  // namespace
+}  // namespace dsmoe::repo
