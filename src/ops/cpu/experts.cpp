@@ -16,13 +16,20 @@ struct Task {
   Index expert, row, rows, col, cols;
 };
 
-// Every expert's rows cut at kMaxRows, times `width` columns cut at `cols`. Experts without rows have no task.
+// fn(first, count) for pieces of at most kMaxRows of the rows [begin, end), of even height.
+template <class Fn>
+void each_piece(Index begin, Index end, Fn fn) {
+  const Index rows = end - begin, pieces = (rows + kMaxRows - 1) / kMaxRows;
+  for (Index i = 0; i < pieces; ++i) fn(begin + rows * i / pieces, rows * (i + 1) / pieces - rows * i / pieces);
+}
+
+// Every expert's rows in pieces, times `width` columns cut at `cols`. Experts without rows have no task.
 std::vector<Task> cut(const ExpertRows& rows, Index width, Index cols) {
   std::vector<Task> tasks;
   for (Index e = 0; e < rows.experts(); ++e)
-    for (Index r = rows.offset[e]; r < rows.offset[e + 1]; r += kMaxRows)
-      for (Index c = 0; c < width; c += cols)
-        tasks.push_back({e, r, std::min(kMaxRows, rows.offset[e + 1] - r), c, std::min(cols, width - c)});
+    each_piece(rows.offset[e], rows.offset[e + 1], [&](Index row, Index count) {
+      for (Index c = 0; c < width; c += cols) tasks.push_back({e, row, count, c, std::min(cols, width - c)});
+    });
   return tasks;
 }
 
@@ -48,8 +55,8 @@ void by_model_columns(Context& ctx, const ExpertRows& rows, Index width, Index l
     Workspace<T> ws(ctx, worker, kt, kMaxRows, lines_b);
     begin(col, here);
     for (Index e = 0; e < rows.experts(); ++e)
-      for (Index r = rows.offset[e]; r < rows.offset[e + 1]; r += kMaxRows)
-        fn(kt, ws, Task{e, r, std::min(kMaxRows, rows.offset[e + 1] - r), col, here});
+      each_piece(rows.offset[e], rows.offset[e + 1],
+                 [&](Index row, Index count) { fn(kt, ws, Task{e, row, count, col, here}); });
     end(kt, col, here);
   });
 }

@@ -63,19 +63,20 @@ void tile(Index k, const std::uint32_t* a, int m, const std::uint32_t* b, float*
   if constexpr (M > 1) tile<MulAdd, M - 1>(k, a, m, b, c, ldc, n, accumulate, ahead);
 }
 
-// One square block of a panel: kW lines (those past `have` are zero) by `depth` units, transposed.
-inline void pack_block(const std::uint32_t* const* line, int have, Index p, int depth, std::uint32_t* to, int width,
-                       int here) {
+// One square block of a panel: kW lines by kW units, transposed.
+inline void pack_block(const std::uint32_t* const* line, Index p, std::uint32_t* to, int width) {
   V block[kW];
-  for (int i = 0; i < kW; ++i) {
-    block[i] = i >= have ? Simd::zero() : depth == kW ? Simd::load(line[i] + p) : Simd::load_n(line[i] + p, depth);
-  }
+  for (int i = 0; i < kW; ++i) block[i] = Simd::load(line[i] + p);
   Simd::transpose(block);
-  if (here == kW && depth == kW) {
-    for (int j = 0; j < kW; ++j) Simd::store(to + j * width, block[j]);
-  } else {
-    for (int j = 0; j < depth; ++j) Simd::store_n(to + j * width, block[j], here);
-  }
+  for (int j = 0; j < kW; ++j) Simd::store(to + j * width, block[j]);
+}
+
+// The same at the edges: lines past `have` are zero, only `depth` units and `here` columns are there.
+void pack_edge(const std::uint32_t* const* line, int have, Index p, int depth, std::uint32_t* to, int width, int here) {
+  V block[kW];
+  for (int i = 0; i < kW; ++i) block[i] = i < have ? Simd::load_n(line[i] + p, depth) : Simd::zero();
+  Simd::transpose(block);
+  for (int j = 0; j < depth; ++j) Simd::store_n(to + j * width, block[j], here);
 }
 
 void pack_lines(const std::uint32_t* const* line, Index n, Index k, std::uint32_t* panels, int width, Index stride) {
@@ -88,11 +89,13 @@ void pack_lines(const std::uint32_t* const* line, Index n, Index k, std::uint32_
       // too short here for the hardware's prefetcher to catch.
       const std::uint32_t* const* ahead = line + first + i + kW;
       const int to_come = static_cast<int>(left - kW < 0 ? 0 : left - kW < kW ? left - kW : kW);
-      for (Index p = 0; p < k; p += kW) {
+      Index p = 0;
+      for (; have == kW && p + kW <= k; p += kW) {
         for (int a = 0; a < to_come; ++a) __builtin_prefetch(ahead[a] + p, 0, 2);
-        const int depth = k - p < kW ? static_cast<int>(k - p) : kW;
-        pack_block(line + first + i, have, p, depth, panels + p * width + i, width, here);
+        pack_block(line + first + i, p, panels + p * width + i, width);
       }
+      for (; p < k; p += kW)
+        pack_edge(line + first + i, have, p, k - p < kW ? static_cast<int>(k - p) : kW, panels + p * width + i, width, here);
     }
   }
 }

@@ -114,20 +114,25 @@ class Product {
         const Index first = first_row(t), height = first_row(t + 1) - first;
         pack(kt_, a_, m0 + first, height, k0, depth, a_panels_ + first * unit_depth_, static_cast<int>(height), 0, wide_);
       }
-      const Index runs = next_runs(n0, cols, k0 + depth);
       // Lines along k are packed one panel at a time, which is still in a near cache when its tiles run; lines across
       // k for all panels at once, since they are read best in one sweep.
       const bool across = b_.lines == Lines::kAcross;
       const Index stride = across ? kt_.nr * unit_depth_ : 0;
       Index units = across ? pack(kt_, b_, n0, cols, k0, depth, b_panel_, kt_.nr, stride, wide_) : 0;
+      if (across) fetch_later(n0, cols, k0 + depth);
       for (Index j = 0; j < panels; ++j) {
         const Index n = n0 + j * kt_.nr, width = std::min<Index>(kt_.nr, cols - j * kt_.nr);
-        if (!across) units = pack(kt_, b_, n, width, k0, depth, b_panel_, kt_.nr, 0, wide_);
+        if (!across) {
+          units = pack(kt_, b_, n, width, k0, depth, b_panel_, kt_.nr, 0, wide_);
+          // The panel that comes next, and no more: rows a power of two apart share few places in a cache.
+          j + 1 < panels ? fetch_later(n + kt_.nr, std::min<Index>(kt_.nr, cols - (j + 1) * kt_.nr), k0)
+                         : fetch_later(n0, std::min<Index>(kt_.nr, cols), k0 + depth);
+        }
         for (Index t = 0; t < tiles; ++t) {
           const Index first = first_row(t), height = first_row(t + 1) - first;
-          const Index call = j * tiles + t, calls = panels * tiles, run = runs * call / calls;
-          tile_(units, a_panels_ + first * unit_depth_, static_cast<int>(height), b_panel_ + j * stride, c_ + (m0 + first) * ldc_ + n, ldc_,
-                static_cast<int>(width), accumulate_ || k0 > 0, Runs{run_ + run, runs * (call + 1) / calls - run});
+          tile_(units, a_panels_ + first * unit_depth_, static_cast<int>(height), b_panel_ + j * stride,
+                c_ + (m0 + first) * ldc_ + n, ldc_, static_cast<int>(width), accumulate_ || k0 > 0,
+                some_runs(across ? tiles * (panels - j) - t : tiles - t));
         }
       }
     }
@@ -138,13 +143,21 @@ class Product {
 
   Index units_before(Index k0) const { return k0 / kBlock * unit_depth_; }
 
-  // The memory that the next block of b will be packed from.
-  Index next_runs(Index n0, Index cols, Index k0) {
-    if (k0 >= k_) return 0;
+  // Notes the memory that columns [n, n + cols) of the block at k0 will be packed from, for the tiles to fetch.
+  void fetch_later(Index n, Index cols, Index k0) {
+    next_run_ = runs_ = 0;
+    if (k0 >= k_) return;
     const bool along = b_.lines == Lines::kAlong;
-    const Index lines = along ? cols : std::min(kBlock, k_ - k0);
-    for (Index i = 0; i < lines; ++i) run_[i] = along ? b_.line[n0 + i] + k0 : b_.line[k0 + i] + n0;
-    return lines;
+    runs_ = along ? cols : std::min(kBlock, k_ - k0);
+    for (Index i = 0; i < runs_; ++i) run_[i] = along ? b_.line[n + i] + k0 : b_.line[k0 + i] + n;
+  }
+
+  // The share of what is left to fetch that falls to one of `calls` calls.
+  Runs some_runs(Index calls) {
+    const Index count = (runs_ - next_run_ + calls - 1) / calls;
+    const Runs some{run_ + next_run_, count};
+    next_run_ += count;
+    return some;
   }
 
   const KernelTable& kt_;
@@ -159,6 +172,7 @@ class Product {
   std::uint32_t* b_panel_;
   float* wide_;
   const void* run_[kMaxLines];
+  Index runs_ = 0, next_run_ = 0;
 };
 
 }  // namespace
@@ -173,8 +187,11 @@ void product(const KernelTable& kt, Index m, Index n, Index k, Operand<T> a, Ope
   }
   Product<T> p(kt, a, b, k, c, ldc, accumulate, scratch);
   if (Product<T>::few(kt, m, k)) return p.few_rows(m, n);
-  for (Index m0 = 0; m0 < m; m0 += kMaxRows)
-    for (Index n0 = 0; n0 < n; n0 += kMaxCols) p.block(m0, std::min(kMaxRows, m - m0), n0, std::min(kMaxCols, n - n0));
+  const Index blocks = (m + kMaxRows - 1) / kMaxRows;  // of even height: a low one would pack b for little work
+  for (Index i = 0; i < blocks; ++i) {
+    const Index m0 = m * i / blocks, rows = m * (i + 1) / blocks - m0;
+    for (Index n0 = 0; n0 < n; n0 += kMaxCols) p.block(m0, rows, n0, std::min(kMaxCols, n - n0));
+  }
 }
 
 template void product(const KernelTable&, Index, Index, Index, Operand<float>, Operand<float>, float*, Index, bool, void*);
