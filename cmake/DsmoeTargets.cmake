@@ -14,6 +14,7 @@ endif()
 
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
+find_package(nlohmann_json REQUIRED)
 
 add_library(dsmoe_flags INTERFACE)
 target_compile_features(dsmoe_flags INTERFACE cxx_std_20)
