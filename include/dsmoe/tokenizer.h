@@ -1,0 +1,104 @@
+// Text to token ids and back: Hugging Face byte-level BPE, with the pipeline that tokenizer.json describes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dsmoe {
+
+// A token that is found in the text itself, before the byte-pair merges see it.
+struct AddedToken {
+  std::int32_t id = 0;
+  std::string content;
+  bool single_word = false;  // only where no word character touches it
+  bool lstrip = false;       // takes the white space before it along
+  bool rstrip = false;       // takes the white space after it along
+  bool normalized = false;   // looked for after normalization instead of before
+  bool special = false;      // a control token: dropped by skip_special, not parsed without parse_special
+};
+
+// What a tokenizer is made of, for sources other than tokenizer.json (GGUF, a freshly trained vocabulary).
+struct TokenizerParts {
+  std::vector<std::string> vocab;        // by id, in the byte-level alphabet (" a" is "Ġa"); "" where there is no token
+  std::vector<std::string> merges;       // "left right", the most important first
+  std::vector<AddedToken> added_tokens;  // their ids may lie in vocab (with the same text or "") or beyond it
+  std::string pre_tokenizer;             // as in tokenizer.json; see pre_tokenizer_json()
+  bool ignore_merges = false;            // a piece that is a token as a whole becomes that token
+  std::string bos_token, eos_token, pad_token, unk_token;  // "" for none
+  bool add_bos = false;
+  bool add_eos = false;
+  std::string chat_template;
+};
+
+// The "pre_tokenizer" value of tokenizer.json for a pipeline known by name: "deepseek-llm", "deepseek-coder",
+// "deepseek-v3", "gpt-2", "gigachat", "llama-bpe" (the names that GGUF files use).
+std::string pre_tokenizer_json(std::string_view name);
+
+struct EncodeOptions {
+  std::optional<bool> add_bos;  // unset: as the tokenizer's files say
+  std::optional<bool> add_eos;
+  bool parse_special = true;  // false: the text of a special token is ordinary text (for text from strangers)
+};
+
+struct DecodeOptions {
+  bool skip_special = false;
+};
+
+// A handle: copying it is cheap, and all const functions may be called from several threads at once.
+class Tokenizer {
+ public:
+  // A folder with tokenizer.json, or that file itself; tokenizer_config.json and chat_template.jinja are read
+  // when they lie beside it. Whatever part of the pipeline is not supported is refused by its name.
+  static Tokenizer load(const std::filesystem::path& path);
+  static Tokenizer from_json(std::string tokenizer_json, std::string tokenizer_config_json = {});
+  static Tokenizer from_parts(const TokenizerParts& parts);
+
+  // Each ill-formed part of the text counts as U+FFFD.
+  std::vector<std::int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
+  // Always well-formed UTF-8: bytes that are no character become U+FFFD. An id without a token adds nothing.
+  std::string decode(std::span<const std::int32_t> ids, const DecodeOptions& options = {}) const;
+
+  std::string_view bytes(std::int32_t id) const;  // what decode() strings together; may be part of a character
+  std::string piece(std::int32_t id) const;       // the same for display: a byte that is no character as <0xE4>
+
+  std::int32_t vocab_size() const;  // the highest id + 1
+  std::optional<std::int32_t> bos_id() const;
+  std::optional<std::int32_t> eos_id() const;
+  std::optional<std::int32_t> pad_id() const;
+  std::optional<std::int32_t> id_of(std::string_view token) const;  // as tokenizer.json writes it ("Ġa")
+  bool is_special(std::int32_t id) const;
+
+  const std::string& chat_template() const;              // "" for none; see chat_template.h
+  const std::string& to_json() const;                    // tokenizer.json, to the byte as it was read
+  const std::string& config_json() const;                // tokenizer_config.json, "" for none
+  void save(const std::filesystem::path& folder) const;  // writes those files
+
+ private:
+  friend class StreamDecoder;
+  struct Impl;
+  explicit Tokenizer(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  std::shared_ptr<const Impl> impl_;
+};
+
+// Decodes ids as they come. The parts strung together are what decode() gives for all ids, and no part ends
+// inside a character.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(Tokenizer tokenizer, DecodeOptions options = {})
+      : tokenizer_(std::move(tokenizer)), options_(options) {}
+  std::string push(std::int32_t id);
+  std::string finish();  // what was held back, and ready for another text
+
+ private:
+  Tokenizer tokenizer_;
+  DecodeOptions options_;
+  std::string held_;  // at most 3 bytes between calls
+};
+
+}  // namespace dsmoe

@@ -1,0 +1,186 @@
+#include "tokenizer/bpe.h"
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+
+#include "core/fail.h"
+#include "tokenizer/byte_level.h"
+#include "tokenizer/json_read.h"
+#include "tokenizer/quote.h"
+
+namespace dsmoe {
+
+namespace {
+
+constexpr const char* kWhere = "tokenizer.json: model";
+// Up to here, looking through all pairs for the best one is quicker than a heap of them.
+constexpr std::size_t kShort = 48;
+
+std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
+  return static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 | static_cast<std::uint32_t>(right);
+}
+
+void refuse_extras(const nlohmann::json& model) {
+  const auto* type = json_read::find(model, "type");
+  if (type && *type != "BPE")
+    fail(ErrorCode::kUnsupported, "{}: type {} is not supported (only BPE is)", kWhere,
+         type->is_string() ? quote(type->get_ref<const std::string&>()) : type->type_name());
+  if (json_read::flag(model, "byte_fallback", false, kWhere))
+    fail(ErrorCode::kUnsupported, "{}: byte_fallback is not supported (a byte-level vocabulary has no use for it)", kWhere);
+  if (const auto* dropout = json_read::find(model, "dropout"); dropout && *dropout != 0)
+    fail(ErrorCode::kUnsupported, "{}: dropout is not supported", kWhere);
+  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
+    if (const auto* affix = json_read::find(model, key); affix && *affix != "")
+      fail(ErrorCode::kUnsupported, "{}: {} is not supported", kWhere, key);
+}
+
+}  // namespace
+
+Bpe::Bpe(const nlohmann::json& model, Vocab& vocab) {
+  refuse_extras(model);
+  for (const auto& [token, id] : json_read::object(model, "vocab", kWhere).items()) {
+    const auto number = json_read::token_id(id);
+    if (!number) fail(ErrorCode::kFormat, "{}: the id of the token {} is not a number that fits", kWhere, quote(token));
+    vocab.add(*number, token);
+  }
+  for (unsigned b = 0; b < 256; ++b) {
+    const char byte = static_cast<char>(b);
+    byte_ids_[b] = vocab.id_of(byte_level::encode({&byte, 1})).value_or(-1);
+  }
+  read_merges(json_read::array(model, "merges", kWhere), vocab);
+  ignore_merges_ = json_read::flag(model, "ignore_merges", false, kWhere);
+  fuse_unk_ = json_read::flag(model, "fuse_unk", false, kWhere);
+  if (json_read::find(model, "unk_token")) {
+    const std::string& unk = json_read::text(model, "unk_token", kWhere);
+    const auto id = vocab.id_of(unk);
+    if (!id) fail(ErrorCode::kFormat, "{}: unk_token {} is not in the vocabulary", kWhere, quote(unk));
+    unk_ = *id;
+  }
+}
+
+void Bpe::read_merges(const nlohmann::json& merges, const Vocab& vocab) {
+  const std::size_t slots = std::bit_ceil(std::max<std::size_t>(2, merges.size() * 2));
+  table_.resize(slots);
+  shift_ = 64 - std::countr_zero(slots);
+  std::int32_t rank = 0;
+  for (const auto& merge : merges) {
+    std::string left, right;
+    if (merge.is_string()) {
+      const std::string& both = merge.get_ref<const std::string&>();
+      const std::size_t space = both.find(' ');
+      if (space == std::string::npos || both.find(' ', space + 1) != std::string::npos)
+        fail(ErrorCode::kFormat, "{}: merge {} is {}, which is not two tokens", kWhere, rank, quote(both));
+      left = both.substr(0, space), right = both.substr(space + 1);
+    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+      left = merge[0].get<std::string>(), right = merge[1].get<std::string>();
+    } else {
+      fail(ErrorCode::kFormat, "{}: merge {} is neither \"left right\" nor [\"left\", \"right\"]", kWhere, rank);
+    }
+    const auto l = vocab.id_of(left), r = vocab.id_of(right), both = vocab.id_of(left + right);
+    if (!l || !r || !both)
+      fail(ErrorCode::kFormat, "{}: merge {}, {} and {}, has a part or a result that is not in the vocabulary", kWhere,
+           rank, quote(left), quote(right));
+    insert(*l, *r, rank++, *both);
+  }
+}
+
+void Bpe::insert(std::int32_t left, std::int32_t right, std::int32_t rank, std::int32_t id) {
+  Merge& slot = const_cast<Merge&>(find(left, right));
+  slot = {pair_of(left, right), rank, id};
+}
+
+// The entry of the pair, or the free slot where it belongs.
+const Bpe::Merge& Bpe::find(std::int32_t left, std::int32_t right) const {
+  const std::uint64_t pair = pair_of(left, right);
+  // Fibonacci hashing: the upper bits of the product depend on all bits of the pair.
+  std::size_t at = (pair * 0x9E3779B97F4A7C15ull) >> shift_;
+  while (table_[at].pair != pair && table_[at].pair != kNoPair) at = (at + 1) & (table_.size() - 1);
+  return table_[at];
+}
+
+void Bpe::fill_symbols(std::string_view piece, std::vector<BpeScratch::Symbol>& symbols) const {
+  symbols.clear();
+  bool after_unk = false;
+  for (const char c : piece) {
+    const auto byte = static_cast<unsigned char>(c);
+    std::int32_t id = byte_ids_[byte];
+    const bool unknown = id < 0;
+    if (unknown) {
+      if (unk_ < 0)
+        fail(ErrorCode::kUnsupported, "the vocabulary has no token for the byte 0x{:02X} and no unk_token", byte);
+      if (after_unk && fuse_unk_) continue;
+      id = unk_;
+    }
+    after_unk = unknown;
+    const auto at = static_cast<std::int32_t>(symbols.size());
+    symbols.push_back({id, kNoRank, at - 1, at + 1});
+  }
+  symbols.back().next = -1;
+  for (std::size_t i = 0; i + 1 < symbols.size(); ++i) symbols[i].rank = find(symbols[i].id, symbols[i + 1].id).rank;
+}
+
+void Bpe::merge_short(std::vector<BpeScratch::Symbol>& symbols) const {
+  const auto rank_at = [&](std::size_t i) {
+    return i + 1 < symbols.size() ? find(symbols[i].id, symbols[i + 1].id).rank : kNoRank;
+  };
+  for (;;) {
+    std::size_t best = 0;
+    for (std::size_t i = 1; i < symbols.size(); ++i)
+      if (symbols[i].rank < symbols[best].rank) best = i;
+    if (symbols[best].rank == kNoRank) return;
+    symbols[best].id = find(symbols[best].id, symbols[best + 1].id).id;
+    symbols.erase(symbols.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+    symbols[best].rank = rank_at(best);
+    if (best > 0) symbols[best - 1].rank = rank_at(best - 1);
+  }
+}
+
+void Bpe::merge_long(BpeScratch& scratch) const {
+  auto& symbols = scratch.symbols;
+  auto& heap = scratch.heap;
+  heap.clear();
+  const auto at = [&](std::int32_t i) -> BpeScratch::Symbol& { return symbols[static_cast<std::size_t>(i)]; };
+  for (std::size_t i = 0; i < symbols.size(); ++i)
+    if (symbols[i].rank != kNoRank) heap.push_back({symbols[i].rank, static_cast<std::int32_t>(i)});
+  std::make_heap(heap.begin(), heap.end(), std::greater<>());
+  const auto update = [&](std::int32_t i) {
+    at(i).rank = at(i).next < 0 ? kNoRank : find(at(i).id, at(at(i).next).id).rank;
+    if (at(i).rank == kNoRank) return;
+    heap.push_back({at(i).rank, i});
+    std::push_heap(heap.begin(), heap.end(), std::greater<>());
+  };
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+    const auto candidate = heap.back();
+    heap.pop_back();
+    BpeScratch::Symbol& left = at(candidate.at);
+    // A rank belongs to one pair, so an unequal rank means that the pair has gone. A symbol that was merged away
+    // has no rank.
+    if (left.rank != candidate.rank) continue;
+    BpeScratch::Symbol& right = at(left.next);
+    left.id = find(left.id, right.id).id;
+    left.next = right.next;
+    right.rank = kNoRank;
+    right.id = -1;
+    if (left.next >= 0) at(left.next).previous = candidate.at;
+    update(candidate.at);
+    if (left.previous >= 0) update(left.previous);
+  }
+  std::erase_if(symbols, [](const auto& symbol) { return symbol.id < 0; });
+}
+
+void Bpe::encode(std::string_view piece, const Vocab& vocab, BpeScratch& scratch, std::vector<std::int32_t>& out) const {
+  if (piece.empty()) return;
+  if (ignore_merges_) {
+    if (const auto id = vocab.model_id_of(byte_level::encode(piece))) return out.push_back(*id);
+  }
+  fill_symbols(piece, scratch.symbols);
+  if (scratch.symbols.size() <= kShort)
+    merge_short(scratch.symbols);
+  else
+    merge_long(scratch);
+  for (const auto& symbol : scratch.symbols) out.push_back(symbol.id);
+}
+
+}  // namespace dsmoe

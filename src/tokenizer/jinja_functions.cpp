@@ -1,0 +1,410 @@
+#include "tokenizer/jinja_functions.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <span>
+
+#include "tokenizer/json_read.h"
+#include "tokenizer/quote.h"
+#include "tokenizer/utf8.h"
+
+namespace dsmoe::jinja {
+
+namespace {
+
+// One call: the subject (of a filter or method), the arguments in the order of the parameters, undefined when left out.
+struct Call {
+  const Value& subject;
+  std::vector<Value> arguments;
+  std::vector<bool> given;
+  Position at;
+  std::string_view name;
+  Budget& budget;
+
+  [[noreturn]] void refuse(std::string_view why) const { fail_at(ErrorCode::kUnsupported, at, "{}: {}", name, why); }
+  const Value& operator[](std::size_t i) const { return arguments[i]; }
+  // Anything that has a text, as filters take it.
+  std::string text() const { return made(to_text(subject, at)); }
+  const std::string& string(const Value& value) const {
+    if (!value.string()) refuse(fmt::format("expected a string, found {}", value.type_name()));
+    return *value.string();
+  }
+  const std::string& self() const { return string(subject); }
+  const Dict& dict() const {
+    if (!subject.dict()) refuse(fmt::format("expected a dict, found {}", subject.type_name()));
+    return *subject.dict();
+  }
+  std::string made(std::string value) const {
+    budget.bytes(at, value.size());
+    return value;
+  }
+  List made(List value) const {
+    budget.bytes(at, value.size() * sizeof(Value));
+    return value;
+  }
+};
+
+bool is_python_space(char32_t c) { return utf8::is_white_space(c) || (c >= 0x1C && c <= 0x1F); }
+
+std::string strip(const Call& call, std::string_view text, bool left, bool right) {
+  std::u32string set;
+  if (const Value& chars = call[0]; !chars.is_undefined() && !chars.is_none()) {
+    const std::string& s = call.string(chars);
+    for (std::size_t at = 0; at < s.size();) set += utf8::next(s, at);
+    if (set.empty()) return call.made(std::string(text));
+  }
+  const auto drop = [&](char32_t c) { return set.empty() ? is_python_space(c) : set.find(c) != std::u32string::npos; };
+  while (left && !text.empty()) {
+    std::size_t at = 0;
+    if (!drop(utf8::next(text, at))) break;
+    text.remove_prefix(at);
+  }
+  while (right && !text.empty()) {
+    const std::size_t before = utf8::previous(text, text.size());
+    std::size_t at = before;
+    if (!drop(utf8::next(text, at))) break;
+    text = text.substr(0, before);
+  }
+  return call.made(std::string(text));
+}
+
+// Upper and lower case of other scripts would need Unicode's tables.
+std::string change_case(const Call& call, std::string text, bool first_upper, bool rest_upper) {
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    if (c >= 0x80) call.refuse("letters beyond ASCII are not supported");
+    text[i] = static_cast<char>((i == 0 ? first_upper : rest_upper) ? std::toupper(c) : std::tolower(c));
+  }
+  return text;
+}
+
+std::string replace(const Call& call, const std::string& text) {
+  const std::string& from = call.string(call[0]);
+  const std::string& to = call.string(call[1]);
+  if (from.empty()) call.refuse("replacing an empty string is not supported");
+  std::string out;
+  std::size_t done = 0;
+  for (std::size_t at; (at = text.find(from, done)) != std::string::npos; done = at + from.size()) {
+    call.budget.bytes(call.at, at - done + to.size());
+    out.append(text, done, at - done).append(to);
+  }
+  return out.append(text, done);
+}
+
+List split(const Call& call) {
+  const std::string& text = call.self();
+  std::int64_t most = call[1].number() ? *call[1].number() : -1;
+  const bool spaces = call[0].is_undefined() || call[0].is_none();
+  if (spaces && most >= 0) call.refuse("a limit without a separator is not supported");
+  List out;
+  std::size_t at = 0;
+  if (spaces) {
+    std::size_t begin = 0;
+    const auto flush = [&](std::size_t end) {
+      if (end > begin) out.push_back(call.made(text.substr(begin, end - begin)));
+    };
+    while (at < text.size()) {
+      const std::size_t here = at;
+      if (!is_python_space(utf8::next(text, at))) continue;
+      flush(here);
+      begin = at;
+    }
+    flush(text.size());
+    return call.made(std::move(out));
+  }
+  const std::string& separator = call.string(call[0]);
+  if (separator.empty()) call.refuse("the separator is empty");
+  for (std::size_t next; most-- != 0 && (next = text.find(separator, at)) != std::string::npos;
+       at = next + separator.size())
+    out.push_back(call.made(text.substr(at, next - at)));
+  out.push_back(call.made(text.substr(at)));
+  return call.made(std::move(out));
+}
+
+// What for, list, first, last, join and length go through.
+List items_of(const Call& call) {
+  List out;
+  const Value& v = call.subject;
+  if (const auto* list = v.list()) return call.made(*list);
+  if (const auto* dict = v.dict()) {
+    for (const auto& entry : *dict) out.push_back(entry.first);
+  } else if (const auto* s = v.string()) {
+    call.budget.bytes(call.at, s->size() * sizeof(Value));
+    for (std::size_t at = 0; at < s->size();) {
+      const std::size_t begin = at;
+      utf8::next(*s, at);
+      out.push_back(s->substr(begin, at - begin));
+    }
+  } else if (!v.is_undefined()) {
+    call.refuse(fmt::format("{} has no items", v.type_name()));
+  }
+  return call.made(std::move(out));
+}
+
+Value length(const Call& call) { return static_cast<std::int64_t>(items_of(call).size()); }
+
+Value first(const Call& call) {
+  const List items = items_of(call);
+  return items.empty() ? Value() : items.front();
+}
+
+Value last(const Call& call) {
+  const List items = items_of(call);
+  return items.empty() ? Value() : items.back();
+}
+
+Value join(const Call& call) {
+  const std::string separator = call[0].is_undefined() ? std::string() : to_text(call[0], call.at);
+  std::string out;
+  std::string_view between;
+  for (const Value& item : items_of(call)) {
+    const std::string text = to_text(item, call.at);
+    call.budget.bytes(call.at, between.size() + text.size());
+    out.append(between).append(text);
+    between = separator;
+  }
+  return out;
+}
+
+Value use_default(const Call& call) {
+  const bool replace_it = call.subject.is_undefined() || (call[1].truth() && !call.subject.truth());
+  if (!replace_it) return call.subject;
+  return call.given[0] ? call[0] : Value(std::string());
+}
+
+Value to_integer(const Call& call) {
+  if (const auto* n = call.subject.number()) return *n;
+  std::int64_t value = 0;
+  if (const auto* s = call.subject.string()) {
+    const auto [end, error] = std::from_chars(s->data(), s->data() + s->size(), value);
+    if (error == std::errc() && end == s->data() + s->size()) return value;
+  }
+  return call.given[0] ? call[0] : Value(std::int64_t{0});
+}
+
+// Python's json.dumps(value, ensure_ascii=False).
+void write_json(const Call& call, const Value& value, std::string& out) {
+  const auto quoted = [&](const std::string& text) {
+    call.budget.bytes(call.at, text.size());
+    out += nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  };
+  if (value.string()) return quoted(*value.string());
+  if (value.is_none()) return static_cast<void>(out += "null");
+  if (value.is_bool()) return static_cast<void>(out += value.truth() ? "true" : "false");
+  if (value.is_integer()) return static_cast<void>(out += std::to_string(*value.number()));
+  const char* comma = "";
+  if (value.list()) {
+    out += '[';
+    for (const Value& item : *value.list()) {
+      out += std::exchange(comma, ", ");
+      write_json(call, item, out);
+    }
+    out += ']';
+  } else if (value.dict()) {
+    out += '{';
+    for (const auto& [key, item] : *value.dict()) {
+      out += std::exchange(comma, ", ");
+      quoted(key);
+      out += ": ";
+      write_json(call, item, out);
+    }
+    out += '}';
+  } else {
+    call.refuse(fmt::format("{} has no JSON", value.type_name()));
+  }
+}
+
+Value to_json(const Call& call) {
+  std::string out;
+  write_json(call, call.subject, out);
+  return call.made(std::move(out));
+}
+
+Value dict_items(const Call& call) {
+  List out;
+  if (call.subject.is_undefined()) return out;
+  for (const auto& [key, value] : call.dict()) out.push_back(List{key, value});
+  return call.made(std::move(out));
+}
+
+Value dict_values(const Call& call) {
+  List out;
+  for (const auto& entry : call.dict()) out.push_back(entry.second);
+  return call.made(std::move(out));
+}
+
+Value dict_get(const Call& call) {
+  const Value* found = find(call.dict(), call.string(call[0]));
+  if (found) return *found;
+  return call.given[1] ? call[1] : Value(None{});
+}
+
+Value range(const Call& call) {
+  std::int64_t begin = 0, end = 0;
+  const auto number = [&](std::size_t i) {
+    if (!call[i].number()) call.refuse("expected an integer");
+    return *call[i].number();
+  };
+  if (call[1].is_undefined())
+    end = number(0);
+  else
+    begin = number(0), end = number(1);
+  List out;
+  if (end > begin) {
+    const auto count = static_cast<std::uint64_t>(end) - static_cast<std::uint64_t>(begin);
+    call.budget.bytes(call.at, count > (1u << 24) ? SIZE_MAX : count * sizeof(Value));
+    for (std::int64_t i = begin; i < end; ++i) out.push_back(i);
+  }
+  return out;
+}
+
+Value raise_exception(const Call& call) {
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("the chat template refuses this conversation: {}", to_text(call[0], call.at)));
+}
+
+struct Entry {
+  std::string_view name;
+  std::vector<std::string_view> parameters;
+  std::size_t required;
+  Value (*run)(const Call&);
+};
+
+const std::vector<Entry>& functions() {
+  static const std::vector<Entry> table = {
+      {"raise_exception", {"message"}, 1, raise_exception},
+      {"range", {"start", "stop"}, 1, range},
+  };
+  return table;
+}
+
+const std::vector<Entry>& filters() {
+  static const std::vector<Entry> table = {
+      {"trim", {"chars"}, 0, [](const Call& c) { return Value(strip(c, c.text(), true, true)); }},
+      {"upper", {}, 0, [](const Call& c) { return Value(change_case(c, c.text(), true, true)); }},
+      {"lower", {}, 0, [](const Call& c) { return Value(change_case(c, c.text(), false, false)); }},
+      {"capitalize", {}, 0, [](const Call& c) { return Value(change_case(c, c.text(), true, false)); }},
+      {"string", {}, 0, [](const Call& c) { return Value(c.text()); }},
+      {"replace", {"old", "new"}, 2, [](const Call& c) { return Value(replace(c, c.text())); }},
+      {"list", {}, 0, [](const Call& c) { return Value(items_of(c)); }},
+      {"length", {}, 0, length},
+      {"count", {}, 0, length},
+      {"first", {}, 0, first},
+      {"last", {}, 0, last},
+      {"join", {"d"}, 0, join},
+      {"default", {"default_value", "boolean"}, 0, use_default},
+      {"d", {"default_value", "boolean"}, 0, use_default},
+      {"int", {"default"}, 0, to_integer},
+      {"items", {}, 0, dict_items},
+      {"tojson", {}, 0, to_json},
+  };
+  return table;
+}
+
+const std::vector<Entry>& methods() {
+  static const std::vector<Entry> table = {
+      {"strip", {"chars"}, 0, [](const Call& c) { return Value(strip(c, c.self(), true, true)); }},
+      {"lstrip", {"chars"}, 0, [](const Call& c) { return Value(strip(c, c.self(), true, false)); }},
+      {"rstrip", {"chars"}, 0, [](const Call& c) { return Value(strip(c, c.self(), false, true)); }},
+      {"upper", {}, 0, [](const Call& c) { return Value(change_case(c, c.self(), true, true)); }},
+      {"lower", {}, 0, [](const Call& c) { return Value(change_case(c, c.self(), false, false)); }},
+      {"capitalize", {}, 0, [](const Call& c) { return Value(change_case(c, c.self(), true, false)); }},
+      {"startswith", {"prefix"}, 1, [](const Call& c) { return Value(c.self().starts_with(c.string(c[0]))); }},
+      {"endswith", {"suffix"}, 1, [](const Call& c) { return Value(c.self().ends_with(c.string(c[0]))); }},
+      {"replace", {"old", "new"}, 2, [](const Call& c) { return Value(replace(c, c.self())); }},
+      {"split", {"sep", "maxsplit"}, 0, [](const Call& c) { return Value(split(c)); }},
+      {"items", {}, 0, dict_items},
+      {"keys", {}, 0, [](const Call& c) { return c.dict(), Value(items_of(c)); }},
+      {"values", {}, 0, dict_values},
+      {"get", {"key", "default"}, 1, dict_get},
+  };
+  return table;
+}
+
+const Entry* find_entry(const std::vector<Entry>& table, std::string_view name) {
+  const auto it = std::find_if(table.begin(), table.end(), [&](const Entry& e) { return e.name == name; });
+  return it == table.end() ? nullptr : &*it;
+}
+
+Value call_entry(const std::vector<Entry>& table, const Value& subject, Arguments& arguments) {
+  const Entry* entry = find_entry(table, arguments.name);
+  invariant(entry != nullptr, "a name that the parser let pass is not in the table");
+  const std::size_t count = entry->parameters.size();
+  Call call{subject, List(count), std::vector<bool>(count), arguments.at, arguments.name, arguments.budget};
+  for (std::size_t i = 0; i < arguments.values.size(); ++i) {
+    const std::string& name = arguments.names[i];
+    const auto& parameters = entry->parameters;
+    const std::size_t slot =
+        name.empty() ? i
+                     : static_cast<std::size_t>(std::find(parameters.begin(), parameters.end(), name) - parameters.begin());
+    if (slot >= parameters.size())
+      call.refuse(name.empty() ? "too many arguments" : fmt::format("the argument {} is not supported", quote(name)));
+    call.arguments[slot] = arguments.values[i];
+    call.given[slot] = true;
+  }
+  if (std::find(call.given.begin(), call.given.begin() + static_cast<std::ptrdiff_t>(entry->required), false) !=
+      call.given.begin() + static_cast<std::ptrdiff_t>(entry->required))
+    call.refuse("an argument is missing");
+  return entry->run(call);
+}
+
+struct Test {
+  std::string_view name;
+  bool (*run)(const Value&);
+};
+constexpr Test kTests[] = {
+    {"defined", [](const Value& v) { return !v.is_undefined(); }},
+    {"undefined", [](const Value& v) { return v.is_undefined(); }},
+    {"none", [](const Value& v) { return v.is_none(); }},
+    {"string", [](const Value& v) { return v.string() != nullptr; }},
+    {"number", [](const Value& v) { return v.number() != nullptr; }},
+    {"integer", [](const Value& v) { return v.is_integer(); }},
+    {"boolean", [](const Value& v) { return v.is_bool(); }},
+    {"true", [](const Value& v) { return v.is_bool() && v.truth(); }},
+    {"false", [](const Value& v) { return v.is_bool() && !v.truth(); }},
+    {"mapping", [](const Value& v) { return v.dict() != nullptr; }},
+    {"sequence", [](const Value& v) { return v.string() || v.list() || v.dict() || v.is_undefined(); }},
+    {"iterable", [](const Value& v) { return v.string() || v.list() || v.dict() || v.is_undefined(); }},
+    {"odd", [](const Value& v) { return v.number() && *v.number() % 2 != 0; }},
+    {"even", [](const Value& v) { return v.number() && *v.number() % 2 == 0; }},
+};
+
+const Test* find_test(std::string_view name) {
+  const auto* it = std::find_if(std::begin(kTests), std::end(kTests), [&](const Test& t) { return t.name == name; });
+  return it == std::end(kTests) ? nullptr : it;
+}
+
+}  // namespace
+
+bool is_function(std::string_view name) { return name == "namespace" || find_entry(functions(), name); }
+bool is_filter(std::string_view name) { return find_entry(filters(), name); }
+bool is_method(std::string_view name) { return find_entry(methods(), name); }
+bool is_test(std::string_view name) { return find_test(name); }
+
+bool run_test(const Value& subject, std::string_view name) { return find_test(name)->run(subject); }
+
+Value call_function(Arguments& arguments) {
+  if (arguments.name != "namespace") return call_entry(functions(), {}, arguments);
+  auto made = std::make_shared<Namespace>();
+  for (std::size_t i = 0; i < arguments.values.size(); ++i) {
+    if (arguments.names[i].empty())
+      fail_at(ErrorCode::kUnsupported, arguments.at, "namespace: an argument without a name is not supported");
+    assign(made->members, arguments.names[i], arguments.values[i]);
+  }
+  return made;
+}
+
+Value call_filter(const Value& subject, Arguments& arguments) { return call_entry(filters(), subject, arguments); }
+Value call_method(const Value& subject, Arguments& arguments) { return call_entry(methods(), subject, arguments); }
+
+std::string to_text(const Value& value, Position at) {
+  if (value.is_undefined()) return {};
+  if (value.is_none()) return "None";
+  if (value.is_bool()) return value.truth() ? "True" : "False";
+  if (value.is_integer()) return std::to_string(*value.number());
+  if (value.string()) return *value.string();
+  fail_at(ErrorCode::kUnsupported, at, "a {} as text is not supported (tojson writes one)", value.type_name());
+}
+
+}  // namespace dsmoe::jinja

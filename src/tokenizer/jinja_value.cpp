@@ -1,0 +1,77 @@
+#include "tokenizer/jinja_value.h"
+
+#include <algorithm>
+
+#include "core/fail.h"
+
+namespace dsmoe::jinja {
+
+void Value::nest(const Value& element) {
+  constexpr int kMaxDepth = 50;
+  if (element.name_space()) fail(ErrorCode::kUnsupported, "chat template: a namespace in a list or dict is not supported");
+  depth_ = std::max(depth_, element.depth_ + 1);
+  if (depth_ > kMaxDepth)
+    fail(ErrorCode::kUnsupported, "chat template: lists more than {} deep are not supported", kMaxDepth);
+}
+
+Value::Value(List value) {
+  for (const Value& element : value) nest(element);
+  data_ = std::make_shared<const List>(std::move(value));
+}
+
+Value::Value(Dict value) {
+  for (const auto& entry : value) nest(entry.second);
+  data_ = std::make_shared<const Dict>(std::move(value));
+}
+
+const std::int64_t* Value::number() const {
+  static constexpr std::int64_t kNumbers[] = {0, 1};
+  if (const bool* flag = std::get_if<bool>(&data_)) return &kNumbers[*flag ? 1 : 0];
+  return std::get_if<std::int64_t>(&data_);
+}
+
+bool Value::truth() const {
+  if (const auto* n = number()) return *n != 0;
+  if (const auto* s = string()) return !s->empty();
+  if (const auto* l = list()) return !l->empty();
+  if (const auto* d = dict()) return !d->empty();
+  return name_space() != nullptr;
+}
+
+const char* Value::type_name() const {
+  constexpr const char* kNames[] = {"undefined", "none", "bool", "integer", "string", "list", "dict", "namespace"};
+  return kNames[data_.index()];
+}
+
+bool operator==(const Value& a, const Value& b) {
+  if (a.number() && b.number()) return *a.number() == *b.number();
+  if (a.data_.index() != b.data_.index()) return false;
+  if (a.string()) return *a.string() == *b.string();
+  if (a.list()) return *a.list() == *b.list();
+  if (a.dict()) {
+    if (a.dict()->size() != b.dict()->size()) return false;
+    for (const auto& [key, value] : *a.dict()) {
+      const Value* other = find(*b.dict(), key);
+      if (!other || !(*other == value)) return false;
+    }
+    return true;
+  }
+  return a.name_space() == b.name_space();  // undefined and none: both null
+}
+
+const Value* find(const Dict& dict, std::string_view key) {
+  for (const auto& entry : dict)
+    if (entry.first == key) return &entry.second;
+  return nullptr;
+}
+
+void assign(Dict& dict, const std::string& key, Value value) {
+  for (auto& entry : dict) {
+    if (entry.first != key) continue;
+    entry.second = std::move(value);
+    return;
+  }
+  dict.emplace_back(key, std::move(value));
+}
+
+}  // namespace dsmoe::jinja

@@ -1,0 +1,68 @@
+// Pre-tokenizers that GGUF files only name.
+#include "core/fail.h"
+#include "dsmoe/tokenizer.h"
+#include "tokenizer/json_read.h"
+#include "tokenizer/quote.h"
+
+namespace dsmoe {
+
+namespace {
+
+using json_read::Json;
+
+// The letters of the scripts with upper and lower case, as DeepSeek LLM's tokenizer lists them.
+constexpr const char* kCasedLetters =
+    R"([A-Za-z\x{B5}\x{C0}-\x{D6}\x{D8}-\x{F6}\x{F8}-\x{1BA}\x{1BC}-\x{1BF}\x{1C4}-\x{293}\x{295}-\x{2AF})"
+    R"(\x{370}-\x{373}\x{376}\x{377}\x{37B}-\x{37D}\x{37F}\x{386}\x{388}-\x{38A}\x{38C}\x{38E}-\x{3A1}\x{3A3}-\x{3F5})"
+    R"(\x{3F7}-\x{481}\x{48A}-\x{52F}\x{531}-\x{556}\x{10A0}-\x{10C5}\x{13A0}-\x{13F5}\x{13F8}-\x{13FD})"
+    R"(\x{1C90}-\x{1CBA}\x{1CBD}-\x{1CBF}\x{1D00}-\x{1D2B}\x{1D6B}-\x{1D77}\x{1D79}-\x{1D9A}\x{1E00}-\x{1F15})"
+    R"(\x{1F18}-\x{1F1D}\x{1F20}-\x{1F45}\x{1F48}-\x{1F4D}\x{1F50}-\x{1F57}\x{1F59}\x{1F5B}\x{1F5D}\x{1F5F}-\x{1F7D})"
+    R"(\x{1F80}-\x{1FB4}\x{1FB6}-\x{1FBC}\x{1FBE}\x{1FC2}-\x{1FC4}\x{1FC6}-\x{1FCC}\x{1FD0}-\x{1FD3}\x{1FD6}-\x{1FDB})"
+    R"(\x{1FE0}-\x{1FEC}\x{1FF2}-\x{1FF4}\x{1FF6}-\x{1FFC}\x{2102}\x{2107}\x{210A}-\x{2113}\x{2115}\x{2119}-\x{211D})"
+    R"(\x{2124}\x{2126}\x{2128}\x{212A}-\x{212D}\x{212F}-\x{2134}\x{2139}\x{213C}-\x{213F}\x{2145}-\x{2149}\x{214E})"
+    R"(\x{2183}\x{2184}\x{2C00}-\x{2C7B}\x{2C7E}-\x{2CE4}\x{2CEB}-\x{2CEE}\x{2CF2}\x{2CF3}\x{A640}-\x{A66D})"
+    R"(\x{A680}-\x{A69B}\x{A722}-\x{A76F}\x{A771}-\x{A787}\x{A78B}-\x{A78E}\x{AB70}-\x{ABBF}\x{FB00}-\x{FB06})"
+    R"(\x{FB13}-\x{FB17}\x{FF21}-\x{FF3A}\x{FF41}-\x{FF5A}\x{10400}-\x{1044F}\x{104B0}-\x{104D3}\x{104D8}-\x{104FB})"
+    R"(\x{10C80}-\x{10CB2}\x{10CC0}-\x{10CF2}\x{118A0}-\x{118DF}\x{1E900}-\x{1E943}])";
+constexpr const char* kMarks = R"(\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+)";
+constexpr const char* kEastAsian = R"([\x{4E00}-\x{9FA5}\x{0800}-\x{4E00}\x{AC00}-\x{D7FF}]+)";
+constexpr const char* kDeepSeekV3 =
+    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)"
+    R"(| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kLlama3 = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3})"
+                                R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+Json split(const std::string& pattern) {
+  return {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
+}
+
+Json byte_level(bool use_regex) {
+  return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};
+}
+
+Json sequence(std::vector<Json> stages) {
+  stages.push_back(byte_level(false));
+  return {{"type", "Sequence"}, {"pretokenizers", std::move(stages)}};
+}
+
+Json by_name(std::string_view name) {
+  const Json digits = {{"type", "Digits"}, {"individual_digits", true}};
+  if (name == "deepseek-llm")
+    return sequence({split(R"([\r\n])"), split(std::string(R"(\s?)") + kCasedLetters + "+"), split(kMarks),
+                     split(R"(\s+$)"), split(kEastAsian), digits});
+  if (name == "deepseek-coder")
+    return sequence({split(R"([\r\n])"), split(R"(\s?\p{L}+)"), split(R"(\s?\p{P}+)"), split(kEastAsian), digits});
+  if (name == "deepseek-v3")
+    return sequence({split(R"(\p{N}{1,3})"), split(R"([\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+)"), split(kDeepSeekV3)});
+  if (name == "llama-bpe") return sequence({split(kLlama3)});
+  if (name == "gpt-2" || name == "gigachat") return byte_level(true);
+  fail(ErrorCode::kUnsupported,
+       "pre-tokenizer {} is not known (deepseek-llm, deepseek-coder, deepseek-v3, llama-bpe, gpt-2 and gigachat are)",
+       quote(name));
+}
+
+}  // namespace
+
+std::string pre_tokenizer_json(std::string_view name) { return by_name(name).dump(); }
+
+}  // namespace dsmoe

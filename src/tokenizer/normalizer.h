@@ -1,0 +1,43 @@
+// What is done to the text before it is cut up: the "normalizer" of tokenizer.json.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "tokenizer/regex.h"
+
+namespace dsmoe {
+
+class Normalizer {
+ public:
+  Normalizer() = default;
+  explicit Normalizer(const nlohmann::json& description);  // null for none
+  bool empty() const { return steps_.empty(); }
+  std::string apply(std::string_view text, RegexScratch& scratch) const;
+
+ private:
+  struct Replace {
+    Regex pattern;
+    std::string content;
+  };
+  struct Prepend {
+    std::string content;
+  };
+  struct Strip {
+    bool left, right;
+  };
+  void add(const nlohmann::json& description, int depth);
+  static std::string run(const Replace& step, std::string text, RegexScratch& scratch);
+  static std::string run(const Prepend& step, std::string text, RegexScratch& scratch);
+  static std::string run(const Strip& step, std::string text, RegexScratch& scratch);
+
+  std::vector<std::variant<Replace, Prepend, Strip>> steps_;
+};
+
+// {"Regex": "..."} or {"String": "..."}.
+Regex read_pattern(const nlohmann::json& owner, std::string_view where);
+
+}  // namespace dsmoe

@@ -1,0 +1,207 @@
+// tokenizer.json and tokenizer_config.json into a tokenizer, and back to files.
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <system_error>
+
+#include "core/fail.h"
+#include "tokenizer/json_read.h"
+#include "tokenizer/quote.h"
+#include "tokenizer/tokenizer_impl.h"
+
+namespace dsmoe {
+
+namespace {
+
+using json_read::Json;
+namespace fs = std::filesystem;
+
+constexpr const char* kFile = "tokenizer.json";
+constexpr const char* kConfig = "tokenizer_config.json";
+constexpr const char* kJinja = "chat_template.jinja";
+constexpr std::uintmax_t kMaxFile = 256u << 20;
+
+AddedToken read_added_token(const Json& token, std::int32_t id, const char* where) {
+  if (!token.is_object()) fail(ErrorCode::kFormat, "{}: an added token is not an object", where);
+  AddedToken out;
+  out.id = id;
+  out.content = json_read::text(token, "content", where);
+  out.single_word = json_read::flag(token, "single_word", false, where);
+  out.lstrip = json_read::flag(token, "lstrip", false, where);
+  out.rstrip = json_read::flag(token, "rstrip", false, where);
+  out.special = json_read::flag(token, "special", false, where);
+  out.normalized = json_read::flag(token, "normalized", !out.special, where);
+  return out;
+}
+
+std::vector<AddedToken> read_added_tokens(const Json& file) {
+  std::vector<AddedToken> out;
+  if (!json_read::find(file, "added_tokens")) return out;
+  for (const Json& token : json_read::array(file, "added_tokens", kFile)) {
+    const Json* value = token.is_object() ? json_read::find(token, "id") : nullptr;
+    const auto id = value ? json_read::token_id(*value) : std::nullopt;
+    if (!id) fail(ErrorCode::kFormat, "{}: an added token without an id that fits", kFile);
+    out.push_back(read_added_token(token, *id, kFile));
+  }
+  return out;
+}
+
+// "added_tokens_decoder" of the config: {"100000": {"content": ...}, ...}.
+std::vector<AddedToken> read_config_tokens(const Json& config) {
+  std::vector<AddedToken> out;
+  if (!json_read::find(config, "added_tokens_decoder")) return out;
+  for (const auto& [key, token] : json_read::object(config, "added_tokens_decoder", kConfig).items()) {
+    if (key.empty() || key.size() > 9 || key.find_first_not_of("0123456789") != std::string::npos)
+      fail(ErrorCode::kFormat, "{}: added_tokens_decoder has the id {}", kConfig, quote(key));
+    out.push_back(read_added_token(token, std::stoi(key), kConfig));
+  }
+  return out;
+}
+
+// A special token's text, written as a string or as an object with "content"; "" when there is none.
+std::string named_token(const Json& config, const char* name) {
+  const Json* value = json_read::find(config, name);
+  if (!value) return {};
+  if (value->is_object()) return json_read::text(*value, "content", kConfig);
+  return json_read::text(config, name, kConfig);
+}
+
+// One text, or a list of {name, template} of which "default" is taken.
+std::string read_chat_template(const Json& config) {
+  const Json* value = json_read::find(config, "chat_template");
+  if (!value) return {};
+  if (!value->is_array()) return json_read::text(config, "chat_template", kConfig);
+  for (const Json& entry : *value) {
+    if (!entry.is_object()) fail(ErrorCode::kFormat, "{}: an entry of chat_template is not an object", kConfig);
+    if (json_read::text(entry, "name", kConfig) == "default") return json_read::text(entry, "template", kConfig);
+  }
+  return {};
+}
+
+void check_decoder(const Json& file) {
+  const Json* decoder = json_read::find(file, "decoder");
+  if (!decoder) fail(ErrorCode::kUnsupported, "{}: no decoder; only ByteLevel is supported", kFile);
+  const std::string& type = json_read::text(*decoder, "type", "tokenizer.json: decoder");
+  if (type != "ByteLevel")
+    fail(ErrorCode::kUnsupported, "{}: decoder {} is not supported (only ByteLevel is)", kFile, quote(type));
+}
+
+// The Llama classes of Hugging Face put their own bos and eos around a text, whatever tokenizer.json says; the
+// others do so only where it says nothing.
+void apply_config_frame(const Json& config, const std::optional<std::int32_t>& bos, const std::optional<std::int32_t>& eos,
+                        Frame& frame) {
+  const Json* name = json_read::find(config, "tokenizer_class");
+  const bool llama = name && (*name == "LlamaTokenizer" || *name == "LlamaTokenizerFast");
+  if (!llama && frame.from_template) return;
+  const auto choose = [&](const char* key, bool otherwise, const std::optional<std::int32_t>& id) {
+    std::vector<std::int32_t> ids;
+    if (!json_read::flag(config, key, otherwise && id.has_value(), kConfig)) return ids;
+    if (!id) fail(ErrorCode::kFormat, "{}: {} is true, but the token itself is not given", kConfig, key);
+    ids.push_back(*id);
+    return ids;
+  };
+  frame.prefix = choose("add_bos_token", llama, bos);
+  frame.suffix = choose("add_eos_token", false, eos);
+}
+
+std::string read_file(const fs::path& path) {
+  std::error_code error;
+  const auto size = fs::file_size(path, error);
+  if (error) fail(ErrorCode::kIo, "{}: cannot be read: {}", path.string(), error.message());
+  if (size > kMaxFile) fail(ErrorCode::kFormat, "{}: {} bytes; at most {} are supported", path.string(), size, kMaxFile);
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  // An empty file sets the fail bit without being an error.
+  if (!in.is_open() || (text.fail() && size != 0)) fail(ErrorCode::kIo, "{}: cannot be read", path.string());
+  return std::move(text).str();
+}
+
+// Through a temporary file, so that a reader sees the old file or the whole new one.
+void write_file(const fs::path& path, const std::string& text) {
+  fs::path temporary = path;
+  temporary += ".tmp";
+  std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
+  out.write(text.data(), static_cast<std::streamsize>(text.size()));
+  out.close();
+  std::error_code error;
+  if (out) fs::rename(temporary, path, error);
+  if (!out || error)
+    fail(ErrorCode::kIo, "{}: cannot be written{}{}", path.string(), error ? ": " : "", error ? error.message() : "");
+}
+
+}  // namespace
+
+Tokenizer::Impl::Impl(std::string tokenizer_json, std::string config_json)
+    : json_text(std::move(tokenizer_json)), config_text(std::move(config_json)) {
+  const Json file = json_read::parse(json_text, kFile);
+  const Json config = config_text.empty() ? Json::object() : json_read::parse(config_text, kConfig);
+  const auto part = [&](const char* key) {
+    const Json* value = json_read::find(file, key);
+    return value ? *value : Json();
+  };
+  check_decoder(file);
+  Bpe bpe(json_read::object(file, "model", kFile), vocab);
+  encoder.emplace(Encoder{read_pre_tokenizer(part("pre_tokenizer")), std::move(bpe), vocab});
+  normalizer = Normalizer(part("normalizer"));
+
+  std::set<std::string> seen;
+  RegexScratch scratch;
+  const auto add = [&](const AddedToken& token) {
+    if (token.content.empty() || !seen.insert(token.content).second) return;
+    vocab.add_plain(token.id, token.content, token.special);
+    if (!token.normalized)
+      raw_tokens.add(token, token.content);
+    else
+      normalized_tokens.add(token, normalizer.empty() ? token.content : normalizer.apply(token.content, scratch));
+  };
+  for (const AddedToken& token : read_added_tokens(file)) add(token);
+  for (const AddedToken& token : read_config_tokens(config)) add(token);
+
+  const auto named = [&](const char* name, bool must_exist) -> std::optional<std::int32_t> {
+    const std::string content = named_token(config, name);
+    if (content.empty()) return std::nullopt;
+    const auto id = vocab.id_of(content);
+    if (!id && must_exist) fail(ErrorCode::kFormat, "{}: {} {} is not in the vocabulary", kConfig, name, quote(content));
+    if (id) add({.id = *id, .content = content, .special = true});
+    return id;
+  };
+  bos = named("bos_token", true);
+  eos = named("eos_token", true);
+  pad = named("pad_token", false);
+  frame = read_post_processor(part("post_processor"), vocab);
+  apply_config_frame(config, bos, eos, frame);
+  chat_template = read_chat_template(config);
+}
+
+Tokenizer Tokenizer::from_json(std::string tokenizer_json, std::string tokenizer_config_json) {
+  return Tokenizer(std::make_shared<const Impl>(std::move(tokenizer_json), std::move(tokenizer_config_json)));
+}
+
+Tokenizer Tokenizer::load(const std::filesystem::path& path) {
+  const fs::path file = fs::is_directory(path) ? path / kFile : path;
+  const fs::path folder = file.parent_path();
+  const auto optional_file = [&](const char* name) {
+    return fs::exists(folder / name) ? read_file(folder / name) : std::string();
+  };
+  std::string text = read_file(file);
+  try {
+    auto impl = std::make_shared<Impl>(std::move(text), optional_file(kConfig));
+    impl->jinja_file = optional_file(kJinja);
+    if (!impl->jinja_file.empty()) impl->chat_template = impl->jinja_file;
+    return Tokenizer(std::move(impl));
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", folder.empty() ? "." : folder.string(), error.what()));
+  }
+}
+
+void Tokenizer::save(const std::filesystem::path& folder) const {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) fail(ErrorCode::kIo, "{}: cannot be created: {}", folder.string(), error.message());
+  write_file(folder / kFile, impl_->json_text);
+  if (!impl_->config_text.empty()) write_file(folder / kConfig, impl_->config_text);
+  if (!impl_->jinja_file.empty()) write_file(folder / kJinja, impl_->jinja_file);
+}
+
+}  // namespace dsmoe

@@ -1,0 +1,95 @@
+// A tokenizer from its parts: they are written as tokenizer.json, which is then read like any other. One way to
+// load, and what is saved is what was tested.
+#include <set>
+
+#include "core/fail.h"
+#include "tokenizer/json_read.h"
+#include "tokenizer/quote.h"
+#include "tokenizer/tokenizer_impl.h"
+
+namespace dsmoe {
+
+namespace {
+
+using json_read::Json;
+
+const std::string& checked(const std::string& text, const char* what) {
+  require(utf8::valid_prefix(text) == text.size(), "tokenizer parts: {} {} is not valid UTF-8", what, quote(text));
+  return text;
+}
+
+Json model_json(const TokenizerParts& parts, const std::set<std::int32_t>& added_ids) {
+  Json vocab = Json::object();
+  for (std::size_t i = 0; i < parts.vocab.size(); ++i) {
+    if (parts.vocab[i].empty() || added_ids.contains(static_cast<std::int32_t>(i))) continue;
+    const bool fresh = vocab.emplace(checked(parts.vocab[i], "token"), i).second;
+    require(fresh, "tokenizer parts: the token {} occurs twice", quote(parts.vocab[i]));
+  }
+  Json merges = Json::array();
+  for (const std::string& merge : parts.merges) merges.push_back(checked(merge, "merge"));
+  Json unk;
+  if (!parts.unk_token.empty()) unk = checked(parts.unk_token, "unk_token");
+  return {{"type", "BPE"},
+          {"dropout", nullptr},
+          {"unk_token", unk},
+          {"continuing_subword_prefix", nullptr},
+          {"fuse_unk", false},
+          {"end_of_word_suffix", nullptr},
+          {"byte_fallback", false},
+          {"ignore_merges", parts.ignore_merges},
+          {"vocab", std::move(vocab)},
+          {"merges", std::move(merges)}};
+}
+
+std::string make_config(const TokenizerParts& parts) {
+  Json config = {{"tokenizer_class", "LlamaTokenizerFast"},
+                 {"add_bos_token", parts.add_bos},
+                 {"add_eos_token", parts.add_eos},
+                 {"clean_up_tokenization_spaces", false}};
+  const auto put = [&](const char* key, const std::string& token) {
+    if (!token.empty()) config[key] = checked(token, key);
+  };
+  put("bos_token", parts.bos_token);
+  put("eos_token", parts.eos_token);
+  put("pad_token", parts.pad_token);
+  put("unk_token", parts.unk_token);
+  put("chat_template", parts.chat_template);
+  return config.dump(1);
+}
+
+}  // namespace
+
+Tokenizer Tokenizer::from_parts(const TokenizerParts& parts) {
+  Json added = Json::array();
+  std::set<std::int32_t> added_ids;
+  for (const AddedToken& token : parts.added_tokens) {
+    added.push_back({{"id", token.id},
+                     {"content", checked(token.content, "added token")},
+                     {"single_word", token.single_word},
+                     {"lstrip", token.lstrip},
+                     {"rstrip", token.rstrip},
+                     {"normalized", token.normalized},
+                     {"special", token.special}});
+    const bool fresh = added_ids.insert(token.id).second;
+    require(token.id >= 0 && fresh, "tokenizer parts: added token {} has the id {}, which is negative or taken",
+            quote(token.content), token.id);
+    const auto at = static_cast<std::size_t>(token.id);
+    require(at >= parts.vocab.size() || parts.vocab[at].empty() || parts.vocab[at] == token.content,
+            "tokenizer parts: id {} is the added token {} and another one in the vocabulary", token.id,
+            quote(token.content));
+  }
+  const Json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  const Json file = {{"version", "1.0"},
+                     {"truncation", nullptr},
+                     {"padding", nullptr},
+                     {"added_tokens", std::move(added)},
+                     {"normalizer", nullptr},
+                     {"pre_tokenizer", json_read::parse(parts.pre_tokenizer, "tokenizer parts: pre_tokenizer")},
+                     {"post_processor", byte_level},
+                     {"decoder", byte_level},
+                     {"model", model_json(parts, added_ids)}};
+  return from_json(file.dump(), make_config(parts));
+}
+
+}  // namespace dsmoe

@@ -1,0 +1,230 @@
+#include "dsmoe/chat_template.h"
+
+#include <gtest/gtest.h>
+
+#include "tokenizer/support.h"
+
+namespace dsmoe {
+namespace {
+
+using test::error_of;
+using Messages = std::vector<ChatMessage>;
+
+const Messages kTalk = {{"system", "Be brief."}, {"user", "Who are you?"}, {"assistant", "A model."}, {"user", "Sure?"}};
+
+std::string render(std::string_view text, const Messages& messages = kTalk, bool prompt = true) {
+  return ChatTemplate(text).render(messages, {.bos_token = "<s>", .eos_token = "</s>", .add_generation_prompt = prompt});
+}
+
+// deepseek-moe-16b-chat, to the letter.
+constexpr std::string_view kDeepSeekChat =
+    "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}{{ bos_token }}"
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\\n\\n' }}"
+    "{% elif message['role'] == 'assistant' %}{{ 'Assistant: ' + message['content'] + eos_token }}"
+    "{% elif message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
+
+TEST(ChatTemplate, DeepSeek) {
+  EXPECT_EQ(render(kDeepSeekChat),
+            "<s>Be brief.\n\nUser: Who are you?\n\nAssistant: A model.</s>User: Sure?\n\nAssistant:");
+  EXPECT_EQ(render(kDeepSeekChat, kTalk, false),
+            "<s>Be brief.\n\nUser: Who are you?\n\nAssistant: A model.</s>User: Sure?\n\n");
+  EXPECT_EQ(render(kDeepSeekChat, {}), "<s>Assistant:");
+}
+
+TEST(ChatTemplate, ThroughTheTokenizer) {
+  EXPECT_EQ(test::deepseek().chat_template(), kDeepSeekChat);
+  const std::string text = render_chat(test::deepseek(), Messages{{"user", "Who are you?"}});
+  EXPECT_EQ(text, "<｜begin▁of▁sentence｜>User: Who are you?\n\nAssistant:");
+  EXPECT_EQ(test::deepseek().encode(text, {.add_bos = false}),
+            (std::vector<std::int32_t>{100000, 5726, 25, 8886, 418, 340, 30, 185, 185, 77398, 25}));
+  EXPECT_NE(error_of([] { render_chat(test::small(), kTalk); }).find("without a chat template"), std::string::npos);
+}
+
+TEST(ChatTemplate, ChatMl) {
+  constexpr std::string_view kChatMl = R"({% for message in messages %}
+    {%- if loop.first and messages[0].role != 'system' %}
+        {{- '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}
+    {%- endif %}
+{{'<|im_start|>' + message['role'] + '\n' + message['content'] | trim + '<|im_end|>' + '\n'}}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+)";
+  EXPECT_EQ(render(kChatMl, {{"user", "  Hi "}}),
+            "<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(render(kChatMl, {{"system", "S"}, {"user", "U"}}, false),
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n");
+}
+
+constexpr std::string_view kLlama2 =
+    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
+    "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if loop.index0 == 0 and system_message != false %}"
+    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
+    "{% else %}{% set content = message['content'] %}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}";
+
+TEST(ChatTemplate, Llama2) {
+  EXPECT_EQ(render(kLlama2),
+            "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nWho are you? [/INST] A model. </s><s>[INST] Sure? [/INST]");
+  EXPECT_EQ(
+      error_of([] {
+        render(kLlama2, {{"user", "a"}, {"user", "b"}});
+      }),
+      "the chat template refuses this conversation: Conversation roles must alternate user/assistant/user/assistant/...");
+}
+
+// What DeepSeek's later models do: a namespace that survives the loop, and the thoughts cut off.
+TEST(ChatTemplate, NamespacesAndSplit) {
+  constexpr std::string_view kText = R"({%- set ns = namespace(system='', last=none) -%}
+{%- for m in messages if m.role == 'system' -%}{%- set ns.system = ns.system ~ m.content -%}{%- endfor -%}
+{{- bos_token ~ ns.system -}}
+{%- for m in messages -%}
+  {%- if m.role == 'user' -%}{{- '<U>' ~ m.content -}}
+  {%- elif m.role == 'assistant' -%}
+    {%- set content = m.content -%}
+    {%- if '</think>' in content -%}{%- set content = content.split('</think>')[-1] -%}{%- endif -%}
+    {{- '<A>' ~ content ~ eos_token -}}
+  {%- endif -%}
+  {%- set ns.last = m.role -%}
+{%- endfor -%}
+{%- if ns.last is not none and ns.last != 'assistant' and add_generation_prompt -%}{{- '<A>' -}}{%- endif -%})";
+  EXPECT_EQ(render(kText, {{"system", "S"}, {"user", "u"}, {"assistant", "<think>x</think>y"}, {"user", "v"}}),
+            "<s>S<U>u<A>y</s><U>v<A>");
+}
+
+// Trimming as Hugging Face renders: the newline behind a tag and the indentation before it go, those of {{ }} stay.
+TEST(ChatTemplate, WhiteSpace) {
+  EXPECT_EQ(render("a\n  {% if true %}\nb\n  {% endif %}\nc\n"), "a\nb\nc");
+  EXPECT_EQ(render("a\n  {%+ if true +%}\nb{% endif %}"), "a\n  \nb");
+  EXPECT_EQ(render("a \n {%- if true -%} \n b {%- endif -%} c"), "abc");
+  EXPECT_EQ(render("a {{ 'b' }}\n c {{- 'd' -}} \n e"), "a b\n cde");
+  EXPECT_EQ(render("a\n  {# note #}\nb {#- note -#} c"), "a\nbc");
+  EXPECT_EQ(render("x {% if true %}\r\ny\r\n{% endif %}z\r\n"), "x y\nz");
+  EXPECT_EQ(render("{ {a} }"), "{ {a} }");
+}
+
+TEST(ChatTemplate, Expressions) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"1 + 2 * 3", "7"},
+      {"-7 // 2", "-4"},
+      {"-7 % 3", "2"},
+      {"'a' ~ 1 ~ true ~ none ~ nothing", "a1TrueNone"},
+      {"'a' 'b'", "ab"},
+      {"'\\u00e9\\x41\\n' + \"'\"", "éA\n'"},
+      {"not nothing is defined", "True"},
+      {"1 < 2 <= 2", "True"},
+      {"'b' in 'abc' and 'x' not in ['a', 'b']", "True"},
+      {"'' or 'x'", "x"},
+      {"'a' if false else 'b'", "b"},
+      {"'a' if false", ""},
+      {"messages[-1].content[:3]", "Sur"},
+      {"messages|length", "4"},
+      {"(messages[1:]|first)['role']", "user"},
+      {"'äöü'[::-1]", "üöä"},
+      {"[1, 2] + [3] == [1, 2, 3]", "True"},
+      {"' x '|trim ~ ' x '.rstrip() ~ '.'", "x x."},
+      {"'a,b,,c'.split(',')|join('-')", "a-b--c"},
+      {"' a  b '.split()|join('-')", "a-b"},
+      {"'user'|capitalize ~ 'User'.upper()", "UserUSER"},
+      {"{'a': 1, 'b': [true, none, 'ü\"']}|tojson", "{\"a\": 1, \"b\": [true, null, \"ü\\\"\"]}"},
+      {"{'a': {'b': 'c'}}.a['b']", "c"},
+      {"{'a': 1}.get('b', 2)", "2"},
+      {"nothing|default('d')", "d"},
+      {"''|default('d', true)", "d"},
+      {"tools is none and tools is defined", "True"},
+      {"'1' == 1 or true == 1", "True"},
+  };
+  for (const auto& [expression, want] : cases) EXPECT_EQ(render("{{ " + expression + " }}"), want) << expression;
+}
+
+TEST(ChatTemplate, LoopsAndScopes) {
+  EXPECT_EQ(render("{% for m in messages %}{{ loop.index }}{{ loop.last }}{% if loop.index0 == 1 %}{% break %}{% endif "
+                   "%}{% endfor %}"),
+            "1False2False");
+  EXPECT_EQ(
+      render("{% for m in messages if m.role == 'user' %}{{ m.content }}{% if not loop.last %}|{% endif %}{% endfor %}"),
+      "Who are you?|Sure?");
+  EXPECT_EQ(render("{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k ~ v }}{% endfor %}"), "a1b2");
+  EXPECT_EQ(render("{% for x in [] %}{{ x }}{% else %}none{% endfor %}"), "none");
+  // What is set in a loop ends with the round; a namespace is what carries it out.
+  EXPECT_EQ(render("{% set x = 'old' %}{% for i in range(2) %}{{ x }}{% set x = 'new' %}{{ x }}{% endfor %}{{ x }}"),
+            "oldnewoldnewold");
+}
+
+TEST(ChatTemplate, RefusesWithNameAndPlace) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"{% macro f() %}{% endmacro %}", "line 1, column 1: the tag \"macro\" is not supported"},
+      {"\n {{ x|groupby('a') }}", "line 2, column 6: the filter \"groupby\" is not supported"},
+      {"{{ x is divisibleby 3 }}", "the test \"divisibleby\""},
+      {"{{ strftime_now('%d') }}", "the function \"strftime_now\""},
+      {"{{ x.format(1) }}", "the method \"format\""},
+      {"{{ 1 / 2 }}", "the operator /"},
+      {"{{ 1.5 }}", "a number other than an integer"},
+      {"{% set x %}a{% endset %}", "a block"},
+      {"{{ 'a }}", "a string without its end"},
+      {"{{ x", "a tag without its }}"},
+      {"{# x", "a comment without its end"},
+      {"{% if x %}", "\"if\" without its \"endif\""},
+      {"{% endfor %}", "\"endfor\" without its beginning"},
+      {"{% for x in y %}{% endif %}", "\"endif\" in a loop"},
+      {"{% if x %}{% else %}{% else %}{% endif %}", "after else"},
+      {"{{ x y }}", "expected }}, found \"y\""},
+      {"{{ }}", "expected an expression, found }}"},
+      {"{% break %}", "break outside of a loop"},
+      {"{{ a ] }}", "\"]\" without its beginning"},
+      {"{{ a \xC2\xA7 }}", "cannot stand in a tag"},
+      {"\xFF", "UTF-8"},
+  };
+  for (const auto& [text, words] : cases) {
+    const std::string error = error_of([&, &source = text] { ChatTemplate{source}; });
+    EXPECT_NE(error.find(words), std::string::npos) << text << ": " << error;
+  }
+}
+
+TEST(ChatTemplate, WhatCannotBeEvaluatedIsAnError) {
+  for (const char* expression :
+       {"'a' + 1", "nothing.x", "nothing['x']", "nothing.strip()", "messages", "messages[0]", "1 < 'a'", "'a' in 1",
+        "1 // 0", "9223372036854775807 + 1", "-9223372036854775807 - 2", "'é'|upper", "'a'.split('')", "none.strip()",
+        "trim()", "'a'.replace('a')", "range(1, 2, 3)", "[namespace()]"})
+    EXPECT_NE(error_of([&] { render(std::string("{{ ") + expression + " }}"); }).find("chat template"), std::string::npos)
+        << expression;
+}
+
+// Templates made to take for ever, to fill the memory or to overflow the stack.
+TEST(ChatTemplate, HostileTemplatesEndWithAnError) {
+  const auto repeat = [](const std::string& what, int n) {
+    std::string out;
+    for (int i = 0; i < n; ++i) out += what;
+    return out;
+  };
+  std::string loops;
+  for (const char* name : {"a", "b", "c", "d", "e"}) loops += std::string("{% for ") + name + " in range(1000) %}";
+  const std::vector<std::string> cases = {
+      loops + "x" + repeat("{% endfor %}", 5),
+      "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+      "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+      "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = [n.x] %}{% endfor %}",
+      "{% set n = namespace() %}{% set n.x = n %}",
+      "{% for i in range(999999999999) %}{% endfor %}",
+      "{% set x = 'aaaaaaaa' %}{{ x" + repeat("|replace('a', 'aaaaaaaa')", 40) + " }}",
+      "{{ " + repeat("(", 100000) + " }}",
+      "{{ " + repeat("-", 100000) + "1 }}",
+      "{{ " + repeat("not ", 100000) + "1 }}",
+      "{{ 1" + repeat(" + 1", 100000) + " }}",
+      "{{ x" + repeat(".x", 100000) + " }}",
+      "{{ x" + repeat("|trim", 100000) + " }}",
+      repeat("{% if 1 %}", 100000),
+      std::string(3 << 20, 'x'),
+  };
+  for (const std::string& text : cases) EXPECT_NE(error_of([&] { render(text); }), "") << text.substr(0, 80);
+}
+
+}  // namespace
+}  // namespace dsmoe
