@@ -13,11 +13,13 @@ struct UsageError : std::runtime_error {
 
 void add_info(CLI::App& program);
 void add_plan(CLI::App& program);
+void add_bench(CLI::App& program);
 
 // In the order of --help.
 inline constexpr void (*kCommands[])(CLI::App&) = {
     add_info,
     add_plan,
+    add_bench,
 };
 
 }  // namespace dsmoe::cli

@@ -10,16 +10,9 @@
 
 #include "dsmoe/dtype.h"
 #include "dsmoe/moe_config.h"
+#include "dsmoe/rope_scaling.h"
 
 namespace dsmoe {
-
-enum class RopeScalingType : std::uint8_t { kNone, kLinear, kDynamic };
-
-struct RopeScaling {
-  RopeScalingType type = RopeScalingType::kNone;
-  double factor = 1.0;  // over 1 unless there is no scaling
-  friend bool operator==(const RopeScaling&, const RopeScaling&) = default;
-};
 
 struct ModelConfig {
   std::string model_type = "deepseek";

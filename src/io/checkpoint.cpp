@@ -83,6 +83,8 @@ void Checkpoint::open_shards(const fs::path& folder) {
     }
     add_file(std::move(file));
   }
+  // A save replaces the index before it touches a shard that the old index names (sharded_writer.h).
+  if (index->replaced()) fail(ErrorCode::kIo, "{}: a save replaced the model while it was being opened; try again", where);
   for (const auto& [name, file_name] : map) {
     if (!contains(name)) {
       fail(ErrorCode::kFormat, "{}: tensor {} is missing in {}, where the index expects it", where, in_quotes(name),

@@ -33,7 +33,14 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
   }
   file->data_ = static_cast<const std::byte*>(data);
   file->size_ = size;
+  file->device_ = status.st_dev;
+  file->inode_ = status.st_ino;
   return file;
+}
+
+bool MappedFile::replaced() const {
+  struct stat status {};
+  return ::stat(path_.c_str(), &status) != 0 || status.st_dev != device_ || status.st_ino != inode_;
 }
 
 MappedFile::~MappedFile() {

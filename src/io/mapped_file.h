@@ -29,6 +29,8 @@ class MappedFile {
   std::size_t size() const { return size_; }
   std::span<const std::byte> bytes() const { return {data_, size_}; }
 
+  bool replaced() const;  // path() is now another file, or none
+
   // Hints for the operating system; never an error. kDontNeed keeps pages that are only partly in the range.
   void advise(Advice advice, std::size_t offset, std::size_t count) const;
   void advise(Advice advice) const { advise(advice, 0, size_); }
@@ -39,6 +41,8 @@ class MappedFile {
   std::filesystem::path path_;
   const std::byte* data_ = nullptr;
   std::size_t size_ = 0;
+  std::uint64_t device_ = 0;
+  std::uint64_t inode_ = 0;  // not used again for another file while this one is mapped
 };
 
 }  // namespace dsmoe::io

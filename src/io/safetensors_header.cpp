@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <unordered_set>
 
 #include "core/fail.h"

@@ -67,14 +67,17 @@ void remove_file(const fs::path& file) {
   if (::unlink(file.c_str()) != 0 && errno != ENOENT) throw io_error(file, "remove the old file", errno);
 }
 
-// The shards of the model that is in the folder now; none when its index is not there or not readable.
+// The shards of the model that is in the folder now; none when there is no index or one that is no use to anyone.
 std::set<std::string> files_in_use(const fs::path& folder) {
   std::set<std::string> files;
+  std::error_code ignored;
+  if (!fs::exists(folder / kIndexFile, ignored)) return files;
+  const auto index = MappedFile::open(folder / kIndexFile);
   try {
-    const auto index = MappedFile::open(folder / kIndexFile);
     const std::string_view text(reinterpret_cast<const char*>(index->bytes().data()), index->size());
     for (const auto& [name, file] : parse_index(text, kIndexFile)) files.insert(file);
   } catch (const Error&) {
+    files.clear();
   }
   return files;
 }
@@ -152,7 +155,7 @@ std::vector<std::string> ShardedWriter::put_shards_in_place() {
   }
   const std::set<std::string> old = files_in_use(folder_);
   const bool taken = std::any_of(names_.begin(), names_.end(), [&](const auto& n) { return old.contains(n); });
-  const std::vector<std::string> first = taken ? shard_names(shards_.size(), "model-staged") : names_;
+  std::vector<std::string> first = taken ? shard_names(shards_.size(), "model-staged") : names_;
   for (std::size_t i = 0; i < first.size(); ++i) ready_[i].commit_as(folder_ / first[i]);
   write_index(first);  // from here on the folder holds the new model
   if (!taken) return names_;

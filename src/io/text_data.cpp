@@ -1,5 +1,6 @@
 #include "io/text_data.h"
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 #include <utility>

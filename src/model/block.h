@@ -9,6 +9,7 @@
 #include "dsmoe/moe.h"
 #include "model/attention.h"
 #include "model/weights.h"
+#include "ops/experts.h"
 
 namespace dsmoe {
 

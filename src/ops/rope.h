@@ -6,7 +6,7 @@
 #include <span>
 
 #include "dsmoe/context.h"
-#include "dsmoe/model_config.h"
+#include "dsmoe/rope_scaling.h"
 #include "dsmoe/tensor.h"
 
 namespace dsmoe::ops {

@@ -79,6 +79,9 @@ TEST(Checkpoint, RefusesAnIndexThatDoesNotFitItsShards) {
   write_index(dir, good);
   write_shard(dir / "two.safetensors", {"c", "a"});
   expect_refused(dir, {kIndexFile, "'a'", "in 'two.safetensors'", "expects it in 'one.safetensors'"});
+  write_bytes(dir / kIndexFile, "");
+  expect_refused(dir, {kIndexFile, "JSON"});
+  write_index(dir, good);
   std::filesystem::remove(dir / "two.safetensors");
   expect_error(ErrorCode::kIo, {"two.safetensors", "No such file"}, [&] { Checkpoint::open(dir.path()); });
   write_bytes(dir / "two.safetensors", "garbage");

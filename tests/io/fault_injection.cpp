@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdarg>
 #include <cstdio>
+#include <string_view>
 #include <utility>
 
 namespace dsmoe::io {
@@ -19,6 +20,12 @@ int counted = 0;
 bool no_links = false;
 
 std::string calls;
+std::string hooked_name;
+std::function<void()> hook;
+
+void call_hook(std::string_view path) {
+  if (hook && path.ends_with(hooked_name)) std::exchange(hook, {})();
+}
 
 bool fails(char call) {
   calls += call;
@@ -40,6 +47,11 @@ int calls_counted() { return counted; }
 
 std::string take_calls() { return std::exchange(calls, {}); }
 
+void before_open(std::string name, std::function<void()> function) {
+  hooked_name = std::move(name);
+  hook = std::move(function);
+}
+
 void refuse_links(bool refuse) { no_links = refuse; }
 
 }  // namespace dsmoe::io
@@ -52,6 +64,7 @@ int open(const char* path, int flags, ...) {
   va_start(args, flags);
   const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(args, mode_t) : 0;
   va_end(args);
+  dsmoe::io::call_hook(path);
   if ((flags & O_CREAT) != 0 && dsmoe::io::fails('o')) return -1;
   return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }

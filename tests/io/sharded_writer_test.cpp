@@ -232,6 +232,25 @@ TEST(ShardedWriter, AFullDiskAtAnyCallLeavesOneWholeModel) {
   }
 }
 
+TEST(ShardedWriter, AReaderNeverMixesTwoModels) {
+  TempDir dir;
+  for (const std::uint64_t to : {32u, 64u, 1000u}) {
+    save(dir.path(), 3, 1, 32);
+    before_open("model-00002-of-00003.safetensors", [&] { save(dir.path(), 3, 2, to); });
+    // Only with the same names are there files left to open.
+    expect_error(ErrorCode::kIo, {to == 32 ? "try again" : "No such file"}, [&] { Checkpoint::open(dir.path()); });
+    EXPECT_EQ(value_in(dir.path(), 3), 2);
+  }
+}
+
+TEST(ShardedWriter, AnIndexThatIsNoUseIsReplaced) {
+  TempDir dir;
+  write_bytes(dir / kIndexFile, "not JSON");
+  save(dir.path(), 3, 1, 32);
+  EXPECT_EQ(entries(dir.path()), kThreeShards);
+  EXPECT_EQ(value_in(dir.path(), 3), 1);
+}
+
 TEST(ShardedWriter, KeepsStagedNamesWithoutHardLinks) {
   TempDir dir;
   save(dir.path(), 3, 1, 32);
