@@ -103,7 +103,9 @@ step() {
   summary+=$(printf '%-8s %-7s %4d s  %s' "$1" "$result" $((SECONDS - began)) "$note")$'\n'
 }
 
-ensure_packages "${BUILD_PACKAGES[@]}" $($quick || echo "${TEST_PACKAGES[@]}")
+packages=("${BUILD_PACKAGES[@]}")
+$quick || packages+=("${TEST_PACKAGES[@]}")
+ensure_packages "${packages[@]}"
 step release
 if ! $quick; then
   for name in asan tsan fuzz cuda slow; do step $name; done

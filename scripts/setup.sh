@@ -1,6 +1,6 @@
 # Sourced by demo.sh and test.sh: installs what is missing, then configures and builds with the presets.
 # Everything comes from the packages of Debian 12 and Ubuntu 24.04, under names that both have.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 
 readonly BUILD_PACKAGES=(
   g++ cmake ninja-build ccache pkg-config                  # the build

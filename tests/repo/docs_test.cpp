@@ -117,7 +117,7 @@ TEST(RepoDocs, TheCheckerCanFail) {
           "[t](../test.sh) `../test.sh` `../src/moe/gate.cpp` [w](https://example.org/x.md) `build/x/y.cpp` `a/b` `x < y`"),
       0u);
   for (const char* text : {"`src/moe/gate.h`", "`moe/none.cpp`", "`scr/moe/gate.cpp`", "`none.cpp`", "`gate_backward()`",
-                           "`forward()`", "`src/none`", "`../moe/gate.cpp`", "[a](none.md)", "[t](test.sh)"})
+                           "`forward()`", "`src/none`", "`../src/gate.cpp`", "[a](none.md)", "[t](test.sh)"})
     EXPECT_EQ(count(text), 1u) << text;
 }
 

@@ -37,9 +37,9 @@ std::vector<Command> commands_of(const std::string& markdown) {
 
 // Standard output of a command that must succeed, in the repository's root; the program is the one of this build.
 ::testing::AssertionResult run(std::string line, std::string& output) {
-  const std::string program = "build/release/bin/dsmoe";
-  for (std::size_t at = line.find(program); at != std::string::npos; at = line.find(program, at + 1))
-    line.replace(at, program.size(), DSMOE_PROGRAM);
+  const std::string shown = "build/release/bin/dsmoe", built = DSMOE_PROGRAM;
+  for (std::size_t at = 0; (at = line.find(shown, at)) != std::string::npos; at += built.size())
+    line.replace(at, shown.size(), built);
   std::FILE* pipe = popen(("cd '" DSMOE_SOURCE_DIR "' && " + line).c_str(), "r");
   if (pipe == nullptr) return ::testing::AssertionFailure() << "cannot start " << line;
   output.clear();
