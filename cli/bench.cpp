@@ -10,6 +10,7 @@ void add_bench(CLI::App& program) {
   bench->require_subcommand(1);
   bench->footer("Example:\n  dsmoe bench layer --tokens 1,16,512 --dtype bf16");
   add_bench_layer(*bench);
+  add_bench_model(*bench);
 }
 
 }  // namespace dsmoe::cli

@@ -9,6 +9,7 @@
 namespace dsmoe::cli {
 
 void add_bench_layer(CLI::App& bench);
+void add_bench_model(CLI::App& bench);
 
 
 inline double now_seconds() {

@@ -13,12 +13,22 @@ struct UsageError : std::runtime_error {
 
 void add_info(CLI::App& program);
 void add_plan(CLI::App& program);
+void add_init(CLI::App& program);
+void add_generate(CLI::App& program);
+void add_chat(CLI::App& program);
+void add_eval(CLI::App& program);
+void add_tokenize(CLI::App& program);
 void add_bench(CLI::App& program);
 
 // In the order of --help.
 inline constexpr void (*kCommands[])(CLI::App&) = {
     add_info,
     add_plan,
+    add_init,
+    add_generate,
+    add_chat,
+    add_eval,
+    add_tokenize,
     add_bench,
 };
 

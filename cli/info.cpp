@@ -1,6 +1,10 @@
 // dsmoe info: what was built, and the machine that it runs on.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <histedit.h>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
 
 #include <fstream>
 #include <memory>
@@ -13,6 +17,7 @@
 #include "cli/output.h"
 #include "core/cpu.h"
 #include "core/threads.h"
+#include "ops/cpu/kernels.h"
 
 namespace dsmoe::cli {
 
@@ -47,6 +52,8 @@ Json libraries() {
       {"nlohmann-json",
        fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH)},
       {"CLI11", CLI11_VERSION},
+      {"PCRE2", fmt::format("{}.{}", PCRE2_MAJOR, PCRE2_MINOR)},
+      {"libedit", fmt::format("{}.{}", LIBEDIT_MAJOR, LIBEDIT_MINOR)},
   };
 }
 
@@ -56,7 +63,7 @@ Json collect() {
       {"build_type", kBuildType},
       {"compiler", kCompiler},
       {"sanitizers", kSanitizers},
-      {"cpu", {{"name", cpu_name()}, {"features", features()}, {"threads", ThreadPool::available_cores()}}},
+      {"cpu", {{"name", cpu_name()}, {"features", features()}, {"kernels", cpu::kernels().name}, {"threads", ThreadPool::available_cores()}}},
       {"memory", {{"total", memory_of("MemTotal")}, {"available", memory_of("MemAvailable")}}},
       {"cuda", {{"built", kCudaBuilt}}},
       {"libraries", libraries()},
@@ -75,6 +82,7 @@ std::string report(const Json& info) {
   const auto line = [&](const char* name, const std::string& value) { out += fmt::format("  {:<11}{}\n", name, value); };
   line("build", build);
   line("CPU", text(info["cpu"]["name"]));
+  line("kernels", text(info["cpu"]["kernels"]));
   line("features", isa.empty() ? "none beyond the baseline" : fmt::format("{}", fmt::join(isa, ", ")));
   line("threads", std::to_string(info["cpu"]["threads"].get<int>()));
   line("memory", fmt::format("{}, {} available", bytes(info["memory"]["total"]), bytes(info["memory"]["available"])));

@@ -35,12 +35,21 @@ void flush_output() {
     fail(ErrorCode::kIo, "cannot write to standard output: {}", std::strerror(errno));
 }
 
-void print_error(std::string_view message) {
+namespace {
+
+// A path may hold anything; this is one line.
+void print_line(std::string_view begin, std::string_view message) {
   std::string line(message);
   for (char& c : line)
-    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = ' ';  // a path may hold anything; this is one line
-  fmt::print(stderr, "dsmoe: {}\n", line);
+    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = ' ';
+  fmt::print(stderr, "{}{}\n", begin, line);
 }
+
+}  // namespace
+
+void print_error(std::string_view message) { print_line("dsmoe: ", message); }
+
+void print_note(std::string_view message) { print_line("", message); }
 
 void log_to_stderr() {
   set_log_sink([](std::string_view topic, std::string_view line) { fmt::print(stderr, "[{}] {}\n", topic, line); });

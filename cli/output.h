@@ -14,6 +14,7 @@ void print_json(const nlohmann::ordered_json& value);  // indented, with a newli
 void flush_output();                                   // throws Error when something printed was lost
 
 void print_error(std::string_view message);  // to standard error: one line, "dsmoe: ..."
+void print_note(std::string_view message);   // to standard error: one line beside the results
 void log_to_stderr();                        // DSMOE_LOG topics go to standard error
 
 }  // namespace dsmoe::cli

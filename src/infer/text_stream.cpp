@@ -1,6 +1,7 @@
 #include "infer/text_stream.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace dsmoe {
 
