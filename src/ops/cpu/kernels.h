@@ -18,6 +18,7 @@ struct Runs {
   Index count = 0;
 };
 inline constexpr Index kRunLines = 16;
+inline constexpr int kFewRows = 4;
 
 struct KernelTable {
   const char* name;
@@ -31,6 +32,15 @@ struct KernelTable {
                    bool accumulate, Runs ahead);
   void (*tile_bf16)(Index k, const std::uint32_t* a, int m, const std::uint32_t* b, float* c, Index ldc, int n,
                     bool accumulate, Runs ahead);
+
+  // The same sums for few rows (m <= kFewRows) straight from lines that run along k, without packing them: c[m, lines]
+  // for all k, in blocks of `depth` units; lines <= few_lines. `ahead` is memory that comes next, in the order in which
+  // it lies: it is fetched at the pace at which the lines are read.
+  int few_lines;
+  void (*few_f32)(Index k, Index depth, const std::uint32_t* a, int m, const std::uint32_t* const* line, int lines, float* c,
+                  Index ldc, bool accumulate, const void* ahead);
+  void (*few_bf16)(Index k, Index depth, const std::uint32_t* a, int m, const std::uint32_t* const* line, int lines,
+                   float* c, Index ldc, bool accumulate, const void* ahead);
 
   // Panels of `width` columns from `n` lines that run along k: line i holds units (0, i), (1, i), ... Panel j
   // starts at panels + j * stride and takes columns [j * width, (j + 1) * width); columns past n become zero.

@@ -79,6 +79,51 @@ void pack_edge(const std::uint32_t* const* line, int have, Index p, int depth, s
   for (int j = 0; j < depth; ++j) Simd::store_n(to + j * width, block[j], here);
 }
 
+// kW units of kW lines are transposed in registers and used at once: each then is unit p of all lines.
+template <class MulAdd, int M>
+void few_rows(Index k, Index depth, const std::uint32_t* a, const std::uint32_t* const* line, int lines, float* c, Index ldc,
+              bool accumulate, const void* ahead) {
+  const char* fetch = static_cast<const char*>(ahead);
+  V total[M], sum[M];
+  for (int i = 0; i < M; ++i) {
+    total[i] = accumulate ? Simd::load_n(c + i * ldc, lines) : Simd::zero();
+    sum[i] = Simd::zero();
+  }
+  bool first = !accumulate;
+  for (Index p = 0, left = depth; p < k; p += kW) {
+    V block[kW];
+    const int units = k - p < kW ? static_cast<int>(k - p) : kW;
+    if (units == kW && lines == kW) {
+      for (int i = 0; i < kW; ++i) block[i] = Simd::load(line[i] + p);
+    } else {
+      for (int i = 0; i < kW; ++i) block[i] = i < lines ? Simd::load_n(line[i] + p, units) : Simd::zero();
+    }
+    for (int i = 0; i < kW && fetch; ++i, fetch += 4 * kW) __builtin_prefetch(fetch, 0, 2);
+    Simd::transpose(block);
+    // Units past the end are zero in the lines, but may be anything in a: they are left out.
+    for (int j = 0; j < kW; ++j)
+      for (int i = 0; i < M && (units == kW || j < units); ++i)
+        sum[i] = MulAdd::apply(Simd::broadcast(a + (p + j) * M + i), block[j], sum[i]);
+    left -= kW;
+    if (left == 0 || p + kW >= k) {
+      for (int i = 0; i < M; ++i) {
+        total[i] = first ? sum[i] : Simd::add(total[i], sum[i]);
+        sum[i] = Simd::zero();
+      }
+      first = false;
+      left = depth;
+    }
+  }
+  for (int i = 0; i < M; ++i) Simd::store_n(c + i * ldc, total[i], lines);
+}
+
+template <class MulAdd, int M = kFewRows>
+void few(Index k, Index depth, const std::uint32_t* a, int m, const std::uint32_t* const* line, int lines, float* c, Index ldc,
+         bool accumulate, const void* ahead) {
+  if (m == M) return few_rows<MulAdd, M>(k, depth, a, line, lines, c, ldc, accumulate, ahead);
+  if constexpr (M > 1) few<MulAdd, M - 1>(k, depth, a, m, line, lines, c, ldc, accumulate, ahead);
+}
+
 void pack_lines(const std::uint32_t* const* line, Index n, Index k, std::uint32_t* panels, int width, Index stride) {
   for (Index first = 0; first < n; first += width, panels += stride) {
     for (int i = 0; i < width; i += kW) {
@@ -316,6 +361,9 @@ const KernelTable kTable = {
     .bf16_dot = Simd::kBf16Dot,
     .tile_f32 = tile<MulAddF32>,
     .tile_bf16 = Simd::kBf16Dot ? tile<MulAddBf16> : nullptr,
+    .few_lines = kW,
+    .few_f32 = few<MulAddF32>,
+    .few_bf16 = Simd::kBf16Dot ? few<MulAddBf16> : nullptr,
     .pack_lines = pack_lines,
     .pack_across_f32 = pack_across_f32,
     .pack_across_bf16 = pack_across_bf16,

@@ -89,17 +89,30 @@ class Product {
   static bool few(const KernelTable& kt, Index m, Index k) { return m <= kt.mr && m * k <= kMaxRows * kDepth; }
 
   void few_rows(Index m, Index n) {
-    Index units = 0;
-    for (Index k0 = 0; k0 < k_; k0 += kBlock) {
+    for (Index k0 = 0; k0 < k_; k0 += kBlock)
       pack(kt_, a_, 0, m, k0, std::min(kBlock, k_ - k0), a_panels_ + m * units_before(k0), static_cast<int>(m), 0, wide_);
-    }
+    const bool whole_units = sizeof(T) == 4 || (kt_.bf16_dot && k_ % 2 == 0);
+    if (m <= kFewRows && whole_units && b_.lines == Lines::kAlong) return few_rows_unpacked(m, n);
     for (Index j = 0; j < n; j += kt_.nr) {
       const Index cols = std::min<Index>(kt_.nr, n - j);
       for (Index k0 = 0; k0 < k_; k0 += kBlock) {
-        units = pack(kt_, b_, j, cols, k0, std::min(kBlock, k_ - k0), b_panel_, kt_.nr, 0, wide_);
+        const Index units = pack(kt_, b_, j, cols, k0, std::min(kBlock, k_ - k0), b_panel_, kt_.nr, 0, wide_);
         tile_(units, a_panels_ + m * units_before(k0), static_cast<int>(m), b_panel_, c_ + j, ldc_, static_cast<int>(cols),
               accumulate_ || k0 > 0, Runs{});
       }
+    }
+  }
+
+  void few_rows_unpacked(Index m, Index n) {
+    const auto kernel = sizeof(T) == 4 ? kt_.few_f32 : kt_.few_bf16;
+    const Index units = sizeof(T) == 4 ? k_ : k_ / 2;
+    const auto* const* line = reinterpret_cast<const std::uint32_t* const*>(b_.line);
+    for (Index j = 0; j < n; j += kt_.few_lines) {
+      const Index lines = std::min<Index>(kt_.few_lines, n - j), next = j + lines;
+      // The lines of a whole matrix lie one after another: what comes next is fetched as one stream.
+      const bool stream = n - next >= kt_.few_lines && line[next + 1] - line[next] == units;
+      kernel(units, kDepth, a_panels_, static_cast<int>(m), line + j, static_cast<int>(lines), c_ + j, ldc_, accumulate_,
+             stream ? line[next] : nullptr);
     }
   }
 
