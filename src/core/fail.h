@@ -6,6 +6,15 @@
 #include <utility>
 
 #include "dsmoe/error.h"
+#include "dsmoe/tensor.h"
+
+// Shapes are formatted only when a message is: "[3, 4]".
+template <>
+struct fmt::formatter<dsmoe::Shape> : fmt::formatter<std::string> {
+  auto format(const dsmoe::Shape& shape, fmt::format_context& ctx) const {
+    return fmt::formatter<std::string>::format(shape.str(), ctx);
+  }
+};
 
 namespace dsmoe {
 

@@ -1,19 +1,16 @@
 #include "dsmoe/tensor.h"
 
-#include <sys/mman.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <new>
 
 #include "core/fail.h"
+#include "core/memory.h"
 
 namespace dsmoe {
 
 namespace {
-constexpr std::size_t kAlignment = 64;  // one cache line, one AVX-512 register
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 // By way of f32, which holds every f16 and bf16 exactly: one rounding at most.
 template <class To, class From>
@@ -72,16 +69,10 @@ std::string Shape::str() const {
 }
 
 Tensor::Tensor(DType dtype, Shape shape) : dtype_(dtype), shape_(shape) {
-  // Large tensors ask for huge pages: products read many rows at once, each on another page.
-  const bool large = bytes() >= 2 * kHugePage;
-  const std::size_t alignment = large ? kHugePage : kAlignment;
-  const std::size_t size = (bytes() + alignment - 1) / alignment * alignment;
-  if (size == 0) return;
-  void* memory = std::aligned_alloc(alignment, size);
-  if (memory == nullptr) throw std::bad_alloc();
-  if (large) madvise(memory, size, MADV_HUGEPAGE);  // a wish: no error when it cannot be met
-  storage_ = std::shared_ptr<const void>(memory, [](const void* p) { std::free(const_cast<void*>(p)); });
-  data_ = memory;
+  if (bytes() == 0) return;
+  const std::shared_ptr<void> memory = allocate_memory(bytes());
+  storage_ = memory;
+  data_ = memory.get();
 }
 
 Tensor Tensor::zeros(DType dtype, Shape shape) {

@@ -72,7 +72,7 @@ const TensorSpec& SafetensorsWriter::expect_next(std::string_view name) const {
 void SafetensorsWriter::write(std::string_view name, const Tensor& tensor) {
   const TensorSpec& spec = expect_next(name);
   require(tensor.dtype() == spec.dtype && tensor.shape() == spec.shape, "{}: tensor {}: expected {} {}, got {} {}", path_,
-          in_quotes(name), to_string(spec.dtype), spec.shape.str(), to_string(tensor.dtype()), tensor.shape().str());
+          in_quotes(name), to_string(spec.dtype), spec.shape.str(), to_string(tensor.dtype()), tensor.shape());
   require(written_ == 0, "{}: tensor {}: {} of its bytes are already written", path_, in_quotes(name), written_);
   append(name, {static_cast<const std::byte*>(tensor.raw()), tensor.bytes()});
 }

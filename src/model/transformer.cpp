@@ -1,6 +1,7 @@
 #include "model/transformer.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "core/fail.h"
 #include "ops/cross_entropy.h"
@@ -15,12 +16,22 @@ namespace {
 constexpr Index kHeadTokens = 256;
 }  // namespace
 
+struct Transformer::RopeCache {
+  std::mutex mutex;
+  std::shared_ptr<const ops::RopeTable> table;
+  Index length = 0;        // that it was made for
+  bool by_length = false;  // and holds for that length alone
+};
+
 Transformer::Transformer(ModelConfig config, ModelWeights weights)
-    : config_(new ModelConfig(std::move(config))), weights_(new ModelWeights(std::move(weights))) {
+    : config_(new ModelConfig(std::move(config))), weights_(new ModelWeights(std::move(weights))), rope_(new RopeCache) {
   config_->validate();
   for (Index l = 0; l < config_->num_hidden_layers; ++l)
     blocks_.emplace_back(*config_, weights_->layers[static_cast<std::size_t>(l)], l);
 }
+
+Transformer::~Transformer() = default;
+Transformer::Transformer(Transformer&&) noexcept = default;
 
 Transformer Transformer::load(const std::filesystem::path& folder, std::optional<DType> dtype) {
   ModelConfig config = ModelConfig::load(folder);
@@ -28,9 +39,19 @@ Transformer Transformer::load(const std::filesystem::path& folder, std::optional
   return Transformer(std::move(config), std::move(weights));
 }
 
-ops::RopeTable Transformer::rope(Index length) const {
+std::shared_ptr<const ops::RopeTable> Transformer::rope(Index length) const {
   const ModelConfig& c = *config_;
-  return ops::make_rope_table(c.head_dim(), c.rope_theta, c.rope_scaling, c.max_position_embeddings, length);
+  const bool by_length = c.rope_scaling.type == RopeScalingType::kDynamic && length > c.max_position_embeddings;
+  const std::lock_guard lock(rope_->mutex);
+  const auto& known = rope_->table;
+  if (!known || (by_length ? rope_->length != length : known->positions() < length || rope_->by_length)) {
+    const Index positions = by_length ? length : std::max(length, std::min<Index>(2 * length, c.max_position_embeddings));
+    rope_->table = std::make_shared<ops::RopeTable>(
+        ops::make_rope_table(c.head_dim(), c.rope_theta, c.rope_scaling, c.max_position_embeddings, positions));
+    rope_->length = length;
+    rope_->by_length = by_length;
+  }
+  return rope_->table;
 }
 
 Tensor Transformer::forward(Context& ctx, std::span<const std::int32_t> ids, KvCache& cache, Index last,
@@ -42,10 +63,10 @@ Tensor Transformer::forward(Context& ctx, std::span<const std::int32_t> ids, KvC
           "{} tokens do not fit the context of {} that has {} in it; use a larger context (-c)", tokens, cache.capacity,
           cache.length);
   const ModelConfig& c = *config_;
-  const ops::RopeTable table = rope(cache.length + tokens);
+  const std::shared_ptr<const ops::RopeTable> table = rope(cache.length + tokens);
   Tensor x(DType::kF32, {tokens, c.hidden_size});
   ops::embedding(ctx, weights_->embedding, ids, x);
-  for (const Block& block : blocks_) block.forward(ctx, table, x, cache, probe);
+  for (const Block& block : blocks_) block.forward(ctx, *table, x, cache, probe);
   cache.length += tokens;
 
   Tensor h(dtype(), {last, c.hidden_size}), logits(DType::kF32, {last, c.vocab_size});
@@ -61,7 +82,7 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
   const auto tokens = static_cast<Index>(ids.size()), model = c.hidden_size;
   require(sequence_length > 0 && tokens % sequence_length == 0 && targets.size() == ids.size(),
           "{} tokens with {} targets are no whole sequences of {}", tokens, targets.size(), sequence_length);
-  const ops::RopeTable table = rope(sequence_length);
+  const std::shared_ptr<const ops::RopeTable> table = rope(sequence_length);
   const auto eps = static_cast<float>(c.rms_norm_eps);
 
   Tensor x(DType::kF32, {tokens, model});
@@ -69,7 +90,7 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
   std::vector<BlockSaved> saved(blocks_.size());
   LossResult result;
   for (std::size_t l = 0; l < blocks_.size(); ++l) {
-    blocks_[l].train(ctx, table, x, sequence_length, saved[l]);
+    blocks_[l].train(ctx, *table, x, sequence_length, saved[l]);
     result.balance.sequence += saved[l].moe.losses.sequence;
     result.balance.batch += saved[l].moe.losses.batch;
     result.balance.device += saved[l].moe.losses.device;
@@ -93,7 +114,7 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
   Tensor dx = Tensor::zeros(DType::kF32, {tokens, model});
   ops::rms_norm_backward(ctx, dh.to(dtype()), x, weights_->final_norm, eps, dx, grads.final_norm);
   for (std::size_t l = blocks_.size(); l-- > 0;) {
-    blocks_[l].backward(ctx, table, sequence_length, saved[l], dx, grads.layers[l], aux_scale);
+    blocks_[l].backward(ctx, *table, sequence_length, saved[l], dx, grads.layers[l], aux_scale);
     saved[l] = BlockSaved{};
   }
   ops::embedding_backward(ctx, ids, dx, grads.embedding);

@@ -26,6 +26,8 @@ struct LossResult {
 class Transformer {
  public:
   Transformer(ModelConfig config, ModelWeights weights);
+  ~Transformer();
+  Transformer(Transformer&&) noexcept;
   // A Hugging Face folder. Without a dtype, the one the weights are stored in.
   static Transformer load(const std::filesystem::path& folder, std::optional<DType> dtype = {});
 
@@ -43,12 +45,17 @@ class Transformer {
                                 Index sequence_length, float loss_scale, float aux_scale, ModelGradients& grads) const;
 
  private:
-  ops::RopeTable rope(Index length) const;
+  std::shared_ptr<const ops::RopeTable> rope(Index length) const;
 
   // Behind pointers, since the blocks refer to them and a Transformer may be moved.
   std::unique_ptr<ModelConfig> config_;
   std::unique_ptr<ModelWeights> weights_;
   std::vector<Block> blocks_;
+
+  // Rotations are the same for every text unless they are scaled by its length: made once, and again when a text
+  // is longer than any before.
+  struct RopeCache;
+  std::unique_ptr<RopeCache> rope_;
 };
 
 }  // namespace dsmoe

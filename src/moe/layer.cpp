@@ -23,7 +23,7 @@ namespace {
 // [T, D] from [T, D] or [B, S, D].
 Tensor as_tokens(const MoeConfig& c, const Tensor& x, const char* name) {
   require((x.rank() == 2 || x.rank() == 3) && x.dim(x.rank() - 1) == c.hidden_size,
-          "{} must be [tokens, {}] or [batch, sequence, {}], got {}", name, c.hidden_size, c.hidden_size, x.shape().str());
+          "{} must be [tokens, {}] or [batch, sequence, {}], got {}", name, c.hidden_size, c.hidden_size, x.shape());
   return x.rank() == 2 ? x : x.reshape({x.dim(0) * x.dim(1), x.dim(2)});
 }
 
@@ -66,7 +66,7 @@ Tensor MoeLayer::backward(Context& ctx, const Tensor& dy_in, const MoeForward& f
   const MoeForward::Saved& saved = *forward.saved;
   const Tensor dy = as_tokens(config_, dy_in, "dy");  // [T, D]
   require(dy.shape() == saved.x.shape() && dy.dtype() == saved.x.dtype(), "dy is {} {}, but x was {} {}",
-          to_string(dy.dtype()), dy_in.shape().str(), to_string(saved.x.dtype()), saved.x.shape().str());
+          to_string(dy.dtype()), dy_in.shape(), to_string(saved.x.dtype()), saved.x.shape());
   const Plan& plan = saved.plan;
   const ops::ExpertWeights experts = expert_list(config_, weights_);
   ops::ExpertGrads expert_grads = expert_list(config_, grads);

@@ -22,7 +22,7 @@ void append(List& list, const MoeConfig& c, Index s, Index width, Entry entry) {
 
 void check_tensor(const char* name, const Tensor& t, DType dtype, Shape shape) {
   require(t.shape() == shape && t.dtype() == dtype, "{} is {} {}, expected {} {}", name, to_string(t.dtype()),
-          t.shape().str(), to_string(dtype), shape.str());
+          t.shape(), to_string(dtype), shape);
 }
 
 void check_expert(const std::string& name, const ExpertTensors& e, DType dtype, Index width, Index model) {

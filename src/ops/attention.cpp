@@ -15,7 +15,7 @@ void check_shape(const char* op, const AttentionShape& s) {
 
 void check(const char* op, const char* name, const Tensor& x, DType dtype, Index rows, Index columns) {
   require(x.shape() == Shape({rows, columns}) && x.dtype() == dtype, "[{}] {} is {} {}, expected {} [{}, {}]", op, name,
-          to_string(x.dtype()), x.shape().str(), to_string(dtype), rows, columns);
+          to_string(x.dtype()), x.shape(), to_string(dtype), rows, columns);
 }
 
 }  // namespace

@@ -12,11 +12,11 @@ namespace {
 void check(const Tensor& logits, std::span<const std::int32_t> targets, const Tensor* token_losses, const Tensor* dlogits) {
   const auto tokens = static_cast<Index>(targets.size());
   require(logits.rank() == 2 && logits.dim(0) == tokens && logits.dim(1) > 0 && logits.dtype() == DType::kF32,
-          "[cross_entropy] logits are {} {}, expected f32 [{}, V]", to_string(logits.dtype()), logits.shape().str(),
+          "[cross_entropy] logits are {} {}, expected f32 [{}, V]", to_string(logits.dtype()), logits.shape(),
           tokens);
   require(!token_losses || (token_losses->shape() == Shape({tokens}) && token_losses->dtype() == DType::kF32),
           "[cross_entropy] the tokens' losses must be f32 [{}]", tokens);
-  require(!dlogits || dlogits->shape() == logits.shape(), "[cross_entropy] the gradient must be {}", logits.shape().str());
+  require(!dlogits || dlogits->shape() == logits.shape(), "[cross_entropy] the gradient must be {}", logits.shape());
   for (std::size_t t = 0; t < targets.size(); ++t)
     require(targets[t] == kIgnoredTarget || (0 <= targets[t] && targets[t] < logits.dim(1)),
             "token {} has target {}, but the vocabulary has {} tokens ({} for no target)", t, targets[t], logits.dim(1),

@@ -6,26 +6,26 @@ namespace dsmoe::ops {
 
 void add(Context& ctx, const Tensor& y, Tensor& x) {
   require(y.shape() == x.shape() && x.dtype() == DType::kF32,
-          "[add] {} cannot be added to {} {}, expected f32 of one shape", y.shape().str(), to_string(x.dtype()),
-          x.shape().str());
+          "[add] {} cannot be added to {} {}, expected f32 of one shape", y.shape(), to_string(x.dtype()),
+          x.shape());
   ctx.backend() == Backend::kRef ? ref::add(y, x) : cpu::add(ctx, y, x);
 }
 
 void convert(Context& ctx, const Tensor& from, Tensor& to) {
-  require(from.shape() == to.shape(), "[convert] shapes {} and {} differ", from.shape().str(), to.shape().str());
+  require(from.shape() == to.shape(), "[convert] shapes {} and {} differ", from.shape(), to.shape());
   ctx.backend() == Backend::kRef ? ref::convert(from, to) : cpu::convert(ctx, from, to);
 }
 
 void add_bias(Context& ctx, const Tensor& bias, Tensor& y) {
   require(y.rank() == 2 && bias.shape() == Shape({y.dim(1)}), "[add_bias] bias {} does not fit rows of {}",
-          bias.shape().str(), y.shape().str());
+          bias.shape(), y.shape());
   ctx.backend() == Backend::kRef ? ref::add_bias(bias, y) : cpu::add_bias(ctx, bias, y);
 }
 
 void add_bias_backward(Context& ctx, const Tensor& dy, Tensor& dbias) {
   require(dy.rank() == 2 && dbias.shape() == Shape({dy.dim(1)}) && dbias.dtype() == DType::kF32,
-          "[add_bias_backward] dbias is {} {}, expected f32 for rows of {}", to_string(dbias.dtype()), dbias.shape().str(),
-          dy.shape().str());
+          "[add_bias_backward] dbias is {} {}, expected f32 for rows of {}", to_string(dbias.dtype()), dbias.shape(),
+          dy.shape());
   ctx.backend() == Backend::kRef ? ref::add_bias_backward(dy, dbias) : cpu::add_bias_backward(ctx, dy, dbias);
 }
 

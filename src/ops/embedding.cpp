@@ -9,8 +9,8 @@ namespace {
 void check(const char* op, const Tensor& table, std::span<const std::int32_t> ids, const Tensor& x) {
   const auto tokens = static_cast<Index>(ids.size());
   require(table.rank() == 2 && x.shape() == Shape({tokens, table.dim(1)}) && x.dtype() == DType::kF32,
-          "[{}] {} ids, table {} and rows {} {} do not fit", op, tokens, table.shape().str(), to_string(x.dtype()),
-          x.shape().str());
+          "[{}] {} ids, table {} and rows {} {} do not fit", op, tokens, table.shape(), to_string(x.dtype()),
+          x.shape());
   for (std::size_t t = 0; t < ids.size(); ++t)
     require(0 <= ids[t] && ids[t] < table.dim(0), "token {} has id {}, but the vocabulary has {} tokens", t, ids[t],
             table.dim(0));

@@ -8,7 +8,7 @@ namespace {
 
 void check(const char* op, const ExpertWeights& w, const ExpertRows& rows, const Tensor& t, Index n, Index width) {
   require(t.rank() == 2 && t.dim(0) == n && t.dim(1) == width && t.dtype() == w.dtype,
-          "[{}] expected {} [{}, {}], got {} {}", op, to_string(w.dtype), n, width, to_string(t.dtype()), t.shape().str());
+          "[{}] expected {} [{}, {}], got {} {}", op, to_string(w.dtype), n, width, to_string(t.dtype()), t.shape());
   const auto experts = static_cast<std::size_t>(rows.experts());
   require(w.gate.size() == experts && w.up.size() == experts && w.down.size() == experts,
           "[{}] the plan has {} experts, the weights have {}", op, experts, w.gate.size());
@@ -50,7 +50,7 @@ void experts_gate_up_backward(Context& ctx, const ExpertWeights& w, const Expert
                               Tensor& dx) {
   check("experts_gate_up_backward", w, rows, d.gate, rows.rows(), w.expert_width);
   require(dx.shape() == Shape({rows.tokens, w.model_width}) && dx.dtype() == DType::kF32,
-          "[experts_gate_up_backward] dx is {} {}, expected f32 [{}, {}]", to_string(dx.dtype()), dx.shape().str(),
+          "[experts_gate_up_backward] dx is {} {}, expected f32 [{}, {}]", to_string(dx.dtype()), dx.shape(),
           rows.tokens, w.model_width);
   ctx.backend() == Backend::kRef ? ref::experts_gate_up_backward(w, rows, d, dx)
                                  : cpu::experts_gate_up_backward(ctx, w, rows, d, dx);

@@ -8,7 +8,7 @@ namespace {
 
 void check(const char* op, const Tensor& rows, const Tensor& w, Index inner) {
   require(rows.rank() == 2 && w.rank() == 2 && rows.dim(1) == inner, "[{}] shapes {} and {} do not fit", op,
-          rows.shape().str(), w.shape().str());
+          rows.shape(), w.shape());
   require(rows.dtype() == w.dtype() && (w.dtype() == DType::kF32 || w.dtype() == DType::kBF16),
           "[{}] operands must both be f32 or both bf16, got {} and {}", op, to_string(rows.dtype()), to_string(w.dtype()));
 }
@@ -17,7 +17,7 @@ void check(const char* op, const Tensor& rows, const Tensor& w, Index inner) {
 
 void linear(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y) {
   check("linear", x, w, w.dim(1));
-  require(y.shape() == Shape({x.dim(0), w.dim(0)}), "[linear] output is {}, expected [{}, {}]", y.shape().str(), x.dim(0),
+  require(y.shape() == Shape({x.dim(0), w.dim(0)}), "[linear] output is {}, expected [{}, {}]", y.shape(), x.dim(0),
           w.dim(0));
   require(y.dtype() == DType::kF32 || y.dtype() == x.dtype(), "[linear] output must be f32 or {}", to_string(x.dtype()));
   ctx.backend() == Backend::kRef ? ref::linear(x, w, y) : cpu::linear(ctx, x, w, y);
@@ -26,7 +26,7 @@ void linear(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y) {
 void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate) {
   check("linear_backward_input", dy, w, w.dim(0));
   require(dx.shape() == Shape({dy.dim(0), w.dim(1)}) && dx.dtype() == DType::kF32,
-          "[linear_backward_input] dx is {} {}, expected f32 [{}, {}]", to_string(dx.dtype()), dx.shape().str(), dy.dim(0),
+          "[linear_backward_input] dx is {} {}, expected f32 [{}, {}]", to_string(dx.dtype()), dx.shape(), dy.dim(0),
           w.dim(1));
   ctx.backend() == Backend::kRef ? ref::linear_backward_input(dy, w, dx, accumulate)
                                  : cpu::linear_backward_input(ctx, dy, w, dx, accumulate);
@@ -34,11 +34,11 @@ void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tens
 
 void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw) {
   require(dy.rank() == 2 && x.rank() == 2 && dy.dim(0) == x.dim(0), "[linear_backward_weight] shapes {} and {} do not fit",
-          dy.shape().str(), x.shape().str());
+          dy.shape(), x.shape());
   require(dy.dtype() == x.dtype(), "[linear_backward_weight] operands must have one dtype, got {} and {}",
           to_string(dy.dtype()), to_string(x.dtype()));
   require(dw.shape() == Shape({dy.dim(1), x.dim(1)}) && dw.dtype() == DType::kF32,
-          "[linear_backward_weight] dW is {} {}, expected f32 [{}, {}]", to_string(dw.dtype()), dw.shape().str(), dy.dim(1),
+          "[linear_backward_weight] dW is {} {}, expected f32 [{}, {}]", to_string(dw.dtype()), dw.shape(), dy.dim(1),
           x.dim(1));
   ctx.backend() == Backend::kRef ? ref::linear_backward_weight(dy, x, dw) : cpu::linear_backward_weight(ctx, dy, x, dw);
 }

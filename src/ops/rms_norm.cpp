@@ -8,9 +8,9 @@ namespace {
 
 void check(const char* op, const Tensor& x, const Tensor& weight, const Tensor& y) {
   require(x.rank() == 2 && x.dtype() == DType::kF32, "[{}] x is {} {}, expected f32 [T, D]", op, to_string(x.dtype()),
-          x.shape().str());
-  require(weight.shape() == Shape({x.dim(1)}), "[{}] weight is {}, expected [{}]", op, weight.shape().str(), x.dim(1));
-  require(y.shape() == x.shape(), "[{}] shapes {} and {} do not fit", op, y.shape().str(), x.shape().str());
+          x.shape());
+  require(weight.shape() == Shape({x.dim(1)}), "[{}] weight is {}, expected [{}]", op, weight.shape(), x.dim(1));
+  require(y.shape() == x.shape(), "[{}] shapes {} and {} do not fit", op, y.shape(), x.shape());
 }
 
 }  // namespace
@@ -24,10 +24,10 @@ void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Te
                        Tensor& dweight) {
   check("rms_norm_backward", x, weight, dy);
   require(dx.shape() == x.shape() && dx.dtype() == DType::kF32, "[rms_norm_backward] dx is {} {}, expected f32 {}",
-          to_string(dx.dtype()), dx.shape().str(), x.shape().str());
+          to_string(dx.dtype()), dx.shape(), x.shape());
   require(dweight.shape() == weight.shape() && dweight.dtype() == DType::kF32,
-          "[rms_norm_backward] dweight is {} {}, expected f32 {}", to_string(dweight.dtype()), dweight.shape().str(),
-          weight.shape().str());
+          "[rms_norm_backward] dweight is {} {}, expected f32 {}", to_string(dweight.dtype()), dweight.shape(),
+          weight.shape());
   ctx.backend() == Backend::kRef ? ref::rms_norm_backward(dy, x, weight, eps, dx, dweight)
                                  : cpu::rms_norm_backward(ctx, dy, x, weight, eps, dx, dweight);
 }

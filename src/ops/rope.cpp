@@ -47,7 +47,7 @@ RopeTable make_rope_table(Index head_dim, double theta, const RopeScaling& scali
 void apply_rope(Context& ctx, Tensor& x, const RopeTable& table, std::span<const std::int32_t> positions, bool inverse) {
   const auto tokens = static_cast<Index>(positions.size());
   require(x.rank() >= 2 && x.dim(0) == tokens && (tokens == 0 || x.numel() / tokens % table.head_dim() == 0),
-          "[rope] x is {}, expected {} tokens with heads of {}", x.shape().str(), tokens, table.head_dim());
+          "[rope] x is {}, expected {} tokens with heads of {}", x.shape(), tokens, table.head_dim());
   for (Index t = 0; t < tokens; ++t) {
     const std::int32_t position = positions[static_cast<std::size_t>(t)];
     require(0 <= position && position < table.positions(), "[rope] token {} has position {}, the table ends at {}", t,

@@ -74,10 +74,10 @@ bool normalises(const MoeConfig& c) { return c.norm_topk_prob && c.experts_per_t
 
 Chosen route(Context& ctx, const MoeConfig& c, const Tensor& logits, const Tensor& bias) {
   const Index tokens = logits.dim(0), e = c.routed_experts, k = c.experts_per_token;
-  require(logits.shape() == Shape({tokens, e}), "[route] logits are {}, expected [{}, {}]", logits.shape().str(), tokens,
+  require(logits.shape() == Shape({tokens, e}), "[route] logits are {}, expected [{}, {}]", logits.shape(), tokens,
           e);
   require(!c.selection_bias || bias.shape() == Shape({e}), "[route] the selection bias is {}, expected [{}]",
-          bias.shape().str(), e);
+          bias.shape(), e);
   Chosen out{Tensor(DType::kF32, {tokens, e}), Tensor(DType::kI32, {tokens, k}), Tensor(DType::kF32, {tokens, k})};
   float *const all_scores = out.scores.data<float>(), *const weights = out.weights.data<float>();
   auto* const experts = out.experts.data<std::int32_t>();
