@@ -171,12 +171,19 @@ TEST(OpsAttention, HugeScoresPickOneKey) {
   }
 }
 
-TEST(OpsAttention, NanDoesNotTurnIntoANumber) {
+TEST(OpsAttention, NanDoesNotTurnIntoANumberNorStay) {
   Context ctx(1);
-  Case c(DType::kF32, shape_of(1, 1, 4), 300, 1);
-  c.q.data<float>()[299 * 4 + 1] = NAN;
-  const auto got = c.forward(ctx, 299, 300);
-  for (Index i = 0; i < 4; ++i) EXPECT_TRUE(std::isnan(got.out.data<float>()[i]));
+  for (const DType type : {DType::kF32, DType::kBF16}) {
+    Case c(type, shape_of(1, 1, 4), 300, 1);
+    Tensor q = c.q.to(DType::kF32).clone();
+    q.data<float>()[299 * 4 + 1] = NAN;
+    c.q = q.to(type);
+    const auto got = c.forward(ctx, 299, 300);
+    for (Index i = 0; i < 4; ++i) EXPECT_TRUE(std::isnan(test::value(got.out, i)));
+    // The workers' memory still holds it; an odd number of keys must not read what lies after them.
+    const auto after = c.forward(ctx, 100, 101);
+    for (Index i = 0; i < 4; ++i) EXPECT_TRUE(std::isfinite(test::value(after.out, i)));
+  }
 }
 
 TEST(OpsAttention, NoTokens) {
