@@ -2,8 +2,9 @@
 // of keys and values. All tensors have one dtype (f32 or bf16) unless said otherwise.
 //
 // No T x T matrix per head: keys are taken in tiles at fixed positions, the softmax of each tile is computed on
-// its own and the tiles are put together in order. So a query's bits depend on its own keys alone, and are the
-// same whether a text comes in one go, in chunks or token by token.
+// its own and the tiles are put together in order. So a query's bits depend on its own keys and values alone, and
+// are the same whether a text comes in one go, in chunks or token by token. (As long as all values are finite: 0
+// times the infinity of a later token, which the mask hides, is NaN.)
 #pragma once
 
 #include "dsmoe/context.h"

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <type_traits>
 #include <vector>
 
 #include "ops/cpu/product.h"
@@ -87,6 +88,61 @@ TEST_P(Kernels, ARowOfAProductDoesNotDependOnTheOthers) {
     product<float>(kt, rows, n, k, {a_line.data() + 100, Lines::kAlong}, {b_line.data(), Lines::kAlong}, some.data<float>(),
                    n, false, scratch.data());
     EXPECT_TRUE(test::same_bits(some, all.rows(100, 100 + rows))) << kt.name << " " << rows;
+  }
+}
+
+// Lines read in place give the bits of a product: dot_lines those of lines along, mix_lines those of lines across,
+// also when the chains go on from one call to the next.
+template <class T>
+void check_lines(const KernelTable& kt, int m, Index n, Index k, std::uint64_t seed) {
+  constexpr bool kF32 = sizeof(T) == 4;
+  using Bits = std::conditional_t<kF32, float, std::uint16_t>;
+  const Index stride = std::max(n, k) + 6;
+  const Tensor a = test::random_tensor(DTypeOf<T>::value, {m, stride}, seed);
+  const Tensor b = test::random_tensor(DTypeOf<T>::value, {std::max(n, k), stride}, seed + 1);
+  std::vector<T> rows(a.data<T>(), a.data<T>() + a.numel());
+  std::vector<const T*> a_line, b_line;
+  for (int i = 0; i < m; ++i) {
+    a_line.push_back(rows.data() + i * stride);
+    rows[static_cast<std::size_t>(i * stride + k)] = T{};  // what follows an odd k
+  }
+  for (Index i = 0; i < b.dim(0); ++i) b_line.push_back(b.data<T>() + i * stride);
+  const auto* a_bits = reinterpret_cast<const Bits* const*>(a_line.data());
+  const auto* b_bits = reinterpret_cast<const Bits*>(b.data<T>());
+  std::vector<char> scratch(product_scratch(kt) + 64);
+  const Pieces ahead{scratch.data(), 3, 100, 200};
+  for (const bool along : {true, false}) {
+    if (along && !kF32 && k % 2 != 0) continue;
+    Tensor want = Tensor::zeros(DType::kF32, {m, n}), got = test::random_tensor(DType::kF32, {m, n}, seed + 2);
+    product<T>(kt, m, n, k, {a_line.data(), Lines::kAlong}, {b_line.data(), along ? Lines::kAlong : Lines::kAcross},
+               want.data<float>(), n, false, scratch.data());
+    float* const c = got.data<float>();
+    if (along) {
+      if constexpr (kF32) kt.dot_lines_f32(k, a_bits, m, b_bits, stride, n, c, n, ahead);
+      if constexpr (!kF32) kt.dot_lines_bf16(k, a_bits, m, b_bits, stride, n, c, n, ahead);
+    } else {
+      const Index first = k / 4 * 2;  // even, for the pairs
+      std::vector<const Bits*> rest(a_bits, a_bits + m);
+      for (const Bits*& row : rest) row += first;
+      if constexpr (kF32) {
+        kt.mix_lines_f32(first, a_bits, m, b_bits, stride, n, c, n, false, ahead);
+        kt.mix_lines_f32(k - first, rest.data(), m, b_bits + first * stride, stride, n, c, n, true, {});
+      } else {
+        kt.mix_lines_bf16(first, a_bits, m, b_bits, stride, n, c, n, false, ahead);
+        kt.mix_lines_bf16(k - first, rest.data(), m, b_bits + first * stride, stride, n, c, n, true, {});
+      }
+    }
+    EXPECT_TRUE(test::same_bits(got, want)) << kt.name << " m " << m << " n " << n << " k " << k << " along " << along;
+  }
+}
+
+TEST_P(Kernels, LinesInPlaceGiveTheBitsOfAProduct) {
+  const KernelTable& kt = *GetParam();
+  test::Draw draw(8);
+  for (std::uint64_t round = 0; round < 30; ++round) {
+    const int m = static_cast<int>(draw.between(1, kt.mr));
+    check_lines<float>(kt, m, draw.between(1, 140), draw.between(4, kDepth), round);
+    check_lines<BFloat16>(kt, m, draw.between(1, 140), draw.between(4, kDepth), round);
   }
 }
 

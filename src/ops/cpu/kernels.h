@@ -20,6 +20,13 @@ struct Runs {
 inline constexpr Index kRunLines = 16;
 inline constexpr int kFewRows = 4;
 
+// Pieces of memory of `length` bytes, `stride` bytes apart, to fetch into the cache bit by bit while a kernel works:
+// all at once they would hold up what the kernel reads itself.
+struct Pieces {
+  const char* begin = nullptr;
+  Index count = 0, length = 0, stride = 0;
+};
+
 struct KernelTable {
   const char* name;
   int mr;         // rows of the largest tile
@@ -50,6 +57,20 @@ struct KernelTable {
   void (*pack_across_f32)(const float* const* line, Index n, Index k, std::uint32_t* panels, int width, Index stride);
   void (*pack_across_bf16)(const std::uint16_t* const* line, Index n, Index k, std::uint32_t* panels, int width,
                            Index stride);
+
+  // Products of few rows a[i], i < m <= mr, with lines of memory that are `stride` elements apart, read in place and
+  // once: a cache of keys or values. One chain for every output, so the bits are those of a tile.
+  // dot_lines: c[i, j] = <a[i], line j> for n lines of k elements, both over 0; k is even for bf16.
+  void (*dot_lines_f32)(Index k, const float* const* a, int m, const float* line, Index stride, Index n, float* c,
+                        Index ldc, Pieces ahead);
+  void (*dot_lines_bf16)(Index k, const std::uint16_t* const* a, int m, const std::uint16_t* line, Index stride, Index n,
+                         float* c, Index ldc, Pieces ahead);
+  // mix_lines: c[i] = sum over p of a[i][p] * line p, for k lines of n elements, both over 0; with go_on the chains in c go
+  // on. With bf16 and odd k, a[i][k] exists and is zero.
+  void (*mix_lines_f32)(Index k, const float* const* a, int m, const float* line, Index stride, Index n, float* c,
+                        Index ldc, bool go_on, Pieces ahead);
+  void (*mix_lines_bf16)(Index k, const std::uint16_t* const* a, int m, const std::uint16_t* line, Index stride, Index n,
+                         float* c, Index ldc, bool go_on, Pieces ahead);
 
   void (*widen)(Index n, const std::uint16_t* x, float* y);   // bf16 -> f32
   void (*narrow)(Index n, const float* x, std::uint16_t* y);  // f32 -> bf16, to nearest even

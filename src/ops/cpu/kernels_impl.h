@@ -194,6 +194,157 @@ inline void each_vector(Index n, Fn fn) {
 inline V load_some(const float* p, int count) { return count == kW ? Simd::load(p) : Simd::load_n(p, count); }
 inline void store_some(float* p, V v, int count) { count == kW ? Simd::store(p, v) : Simd::store_n(p, v, count); }
 
+// How elements of lines become units: f32 as they are, bf16 in pairs, or bf16 widened where there is no dot product.
+struct LinesF32 {
+  using Element = float;
+  using MulAdd = MulAddF32;
+  static constexpr int kUnit = 1;  // elements
+  static V along(const float* p, int units) { return load_some(p, units); }
+  static V across(const float* p, const float*, int n) { return load_some(p, n); }
+  static V broadcast(const float* p) { return Simd::set(*p); }
+};
+struct LinesBf16Pairs {
+  using Element = std::uint16_t;
+  using MulAdd = MulAddBf16;
+  static constexpr int kUnit = 2;
+  static V along(const std::uint16_t* p, int units) { return units == kW ? Simd::load(p) : Simd::load_n(p, units); }
+  static V across(const std::uint16_t* p, const std::uint16_t* q, int n) { return Simd::load_pairs(p, q, n); }
+  static V broadcast(const std::uint16_t* p) {
+    std::uint32_t unit;
+    __builtin_memcpy(&unit, p, sizeof unit);
+    return Simd::broadcast(&unit);
+  }
+};
+struct LinesBf16Widened {
+  using Element = std::uint16_t;
+  using MulAdd = MulAddF32;
+  static constexpr int kUnit = 1;
+  static V along(const std::uint16_t* p, int units) { return Simd::load_bf16(p, units); }
+  static V across(const std::uint16_t* p, const std::uint16_t*, int n) { return Simd::load_bf16(p, n); }
+  static V broadcast(const std::uint16_t* p) {
+    const std::uint32_t unit = static_cast<std::uint32_t>(*p) << 16;
+    return Simd::broadcast(&unit);
+  }
+};
+template <bool kDot>
+struct LinesBf16Of {
+  using type = LinesBf16Widened;
+};
+template <>
+struct LinesBf16Of<true> {
+  using type = LinesBf16Pairs;
+};
+using LinesBf16 = LinesBf16Of<Simd::kBf16Dot>::type;
+
+// Fetches Pieces in equal shares.
+struct Fetcher {
+  Pieces left;
+  Index share, at = 0;  // cache lines per step; bytes into the piece
+
+  Fetcher(Pieces pieces, Index steps) : left(pieces), share((pieces.count * ((pieces.length + 63) / 64) + steps - 1) / steps) {}
+  void step() {
+    for (Index i = 0; i < share && left.count > 0; ++i) {
+      __builtin_prefetch(left.begin + at, 0, 2);
+      at += 64;
+      if (at < left.length) continue;
+      at = 0;
+      left.begin += left.stride;
+      --left.count;
+    }
+  }
+};
+
+// sum[i] goes on over the units of a transposed block, for m <= M rows side by side: a chain alone waits for itself.
+template <class Lines, int M, class Element = typename Lines::Element>
+inline void dot_block(int m, const Element* const* a, Index p, const V* block, int units, V* sum) {
+  if constexpr (M > 1)
+    if (m < M) return dot_block<Lines, M - 1>(m, a, p, block, units, sum);
+  for (int u = 0; u < units; ++u)
+    for (int i = 0; i < M; ++i) sum[i] = Lines::MulAdd::apply(Lines::broadcast(a[i] + p + u * Lines::kUnit), block[u], sum[i]);
+}
+
+constexpr int kDotRows = 4;
+constexpr int kDotGroups = 2;  // groups of kW lines in turn: the chains of one fill the wait for those of the other
+
+template <class Lines, class Element = typename Lines::Element>
+void dot_lines(Index k, const Element* const* a, int m, const Element* line, Index stride, Index n, float* c, Index ldc,
+               Pieces ahead) {
+  constexpr Index kBlock = kW * Lines::kUnit;  // elements along k
+  Fetcher fetcher(ahead, (k + kBlock - 1) / kBlock * ((n + kW - 1) / kW));
+  for (Index first = 0; first < n; first += kDotGroups * kW) {
+    V sum[kDotGroups][kMr];
+    for (int g = 0; g < kDotGroups; ++g)
+      for (int i = 0; i < m; ++i) sum[g][i] = Simd::zero();
+    for (Index p = 0; p < k; p += kBlock) {
+      const Index left = (k - p) / Lines::kUnit;
+      const int units = left < kW ? static_cast<int>(left) : kW;
+      for (int g = 0; g < kDotGroups && first + g * kW < n; ++g) {
+        fetcher.step();
+        const Index j = first + g * kW;
+        V block[kW];
+        for (int i = 0; i < kW; ++i) block[i] = j + i < n ? Lines::along(line + (j + i) * stride + p, units) : Simd::zero();
+        Simd::transpose(block);
+        for (int i = 0; i < m; i += kDotRows) dot_block<Lines, kDotRows>(m - i, a + i, p, block, units, sum[g] + i);
+      }
+    }
+    for (int g = 0; g < kDotGroups && first + g * kW < n; ++g) {
+      const Index j = first + g * kW;
+      for (int i = 0; i < m; ++i) store_some(c + i * ldc + j, sum[g][i], n - j < kW ? static_cast<int>(n - j) : kW);
+    }
+  }
+}
+
+constexpr int kMixRows = 4;
+constexpr int kMixVectors = kW == 16 ? 4 : 2;  // 4 x 4 sums of 32 registers, or 4 x 2 of 16
+
+// M rows by at most kMixVectors vectors of n columns. (Unrolled by order: else GCC 12 keeps the sums in memory.)
+template <class Lines, int M, class Element = typename Lines::Element>
+void mix_block(Index k, const Element* const* a, const Element* line, Index stride, Index n, float* c, Index ldc, bool go_on,
+               Pieces ahead) {
+  Fetcher fetcher(ahead, (k + Lines::kUnit - 1) / Lines::kUnit);
+  V sum[M][kMixVectors];
+  int have[kMixVectors];
+  for (int j = 0; j < kMixVectors; ++j) have[j] = n >= (j + 1) * kW ? kW : n > j * kW ? static_cast<int>(n - j * kW) : 0;
+#pragma GCC unroll 4
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kMixVectors; ++j) sum[i][j] = Simd::load_n(c + i * ldc + j * kW, go_on ? have[j] : 0);
+  for (Index p = 0; p < k; p += Lines::kUnit) {
+    fetcher.step();
+    const Element* first = line + p * stride;
+    const Element* second = p + 1 < k ? first + stride : nullptr;
+    V b[kMixVectors];
+    for (int j = 0; j < kMixVectors; ++j) b[j] = Lines::across(first + j * kW, second ? second + j * kW : nullptr, have[j]);
+#pragma GCC unroll 4
+    for (int i = 0; i < M; ++i) {
+      const V av = Lines::broadcast(a[i] + p);
+#pragma GCC unroll 4
+      for (int j = 0; j < kMixVectors; ++j) sum[i][j] = Lines::MulAdd::apply(av, b[j], sum[i][j]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kMixVectors; ++j) Simd::store_n(c + i * ldc + j * kW, sum[i][j], have[j]);
+}
+
+// Calls mix_block<m> for a run-time m.
+template <class Lines, int M = kMixRows, class Element = typename Lines::Element>
+void mix_rows(int m, Index k, const Element* const* a, const Element* line, Index stride, Index n, float* c, Index ldc,
+              bool go_on, Pieces ahead) {
+  if (m == M) return mix_block<Lines, M>(k, a, line, stride, n, c, ldc, go_on, ahead);
+  if constexpr (M > 1) mix_rows<Lines, M - 1>(m, k, a, line, stride, n, c, ldc, go_on, ahead);
+}
+
+template <class Lines, class Element = typename Lines::Element>
+void mix_lines(Index k, const Element* const* a, int m, const Element* line, Index stride, Index n, float* c, Index ldc,
+               bool go_on, Pieces ahead) {
+  for (int row = 0; row < m; row += kMixRows)
+    for (Index col = 0; col < n; col += kMixVectors * kW, ahead = Pieces{})
+      mix_rows<Lines>(m - row < kMixRows ? m - row : kMixRows, k, a + row, line + col, stride, n - col, c + row * ldc + col, ldc,
+                      go_on, ahead);
+}
+
 void widen(Index n, const std::uint16_t* x, float* y) {
   each_vector(n, [=](Index i, int count) { store_some(y + i, Simd::load_bf16(x + i, count), count); });
 }
@@ -367,6 +518,10 @@ const KernelTable kTable = {
     .pack_lines = pack_lines,
     .pack_across_f32 = pack_across_f32,
     .pack_across_bf16 = pack_across_bf16,
+    .dot_lines_f32 = dot_lines<LinesF32>,
+    .dot_lines_bf16 = dot_lines<LinesBf16>,
+    .mix_lines_f32 = mix_lines<LinesF32>,
+    .mix_lines_bf16 = mix_lines<LinesBf16>,
     .widen = widen,
     .narrow = narrow,
     .swiglu = swiglu,

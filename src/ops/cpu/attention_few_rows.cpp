@@ -1,0 +1,169 @@
+#include "ops/cpu/attention_rows.h"
+
+namespace dsmoe::ops::cpu {
+
+using namespace dsmoe::cpu;
+
+namespace {
+
+// Keys that all heads take before any takes the next: the cache is read front to back, which memory delivers about
+// twice as fast as the same bytes head by head.
+constexpr Index kKeysPerStep = 32;
+static_assert(kTile % kKeysPerStep == 0 && kKeysPerStep % 2 == 0);
+
+constexpr Index kMostRows = 16;  // of one head
+
+// One tile for the heads [first_head, last_head).
+template <class T>
+class TileOfHeads {
+ public:
+  TileOfHeads(Context& ctx, int worker, const AttentionShape& s, const Blocking& blocking, Index block, Index tile,
+              Index first_head, Index last_head)
+      : kt_(kernels()),
+        s_(s),
+        first_(first_head),
+        last_(last_head),
+        tile_(tile),
+        width_(s.kv_heads * s.head_dim),
+        rows_(blocking, first_head, block),
+        keys_(rows_.keys(tile)) {
+    const auto score_bytes = static_cast<std::size_t>((last_ - first_) * rows_.count() * kTile) * sizeof(float);
+    auto* const base = static_cast<char*>(ctx.scratch(worker, 2 * score_bytes));
+    scores_ = reinterpret_cast<float*>(base);
+    if constexpr (sizeof(T) == 4) {
+      probabilities_ = scores_;
+    } else {
+      probabilities_ = reinterpret_cast<T*>(base + score_bytes);
+    }
+  }
+
+  // partial(head): where the result of a head goes.
+  template <class Where>
+  void run(const T* q, const T* k, const T* v, Where partial) {
+    each_step(k, v, [&](Index head, Index key, Index count, Pieces ahead) {
+      const T* a[kMostRows];
+      for (Index r = 0; r < rows_.count(); ++r)
+        a[r] = q + rows_.offset(r, s_) + (head - first_) * rows_.group * s_.head_dim;
+      dot(a, line(k, head, key), count, score(head, 0) + key, ahead);
+    });
+    for (Index head = first_; head < last_; ++head) weigh(head, partial(head));
+    each_step(v, nullptr, [&](Index head, Index key, Index count, Pieces ahead) {
+      const T* a[kMostRows];
+      for (Index r = 0; r < rows_.count(); ++r) a[r] = probabilities_ + (score(head, r) - scores_) + key;
+      mix(a, line(v, head, key), count, partial(head).mixed, key > 0, ahead);
+    });
+  }
+
+ private:
+  float* score(Index head, Index row) { return scores_ + ((head - first_) * rows_.count() + row) * kTile; }
+  const T* line(const T* base, Index head, Index key) const {
+    return base + (tile_ * kTile + key) * width_ + head * s_.head_dim;
+  }
+
+  // fn(head, key, count, ahead) for all heads and the keys of one step, then the next step. `ahead` is a share of what
+  // the step after will read, or the first of `next` at the end.
+  template <class Fn>
+  void each_step(const T* base, const T* next, Fn fn) {
+    const Index heads = last_ - first_;
+    for (Index key = 0; key < keys_; key += kKeysPerStep) {
+      const bool more = key + kKeysPerStep < keys_;
+      const T* const begin = more ? line(base, first_, key + kKeysPerStep) : next ? line(next, first_, 0) : nullptr;
+      const Index lines = begin ? std::min(kKeysPerStep, more ? keys_ - key - kKeysPerStep : keys_) : 0;
+      for (Index head = first_; head < last_; ++head) {
+        const Index from = lines * (head - first_) / heads, to = lines * (head - first_ + 1) / heads;
+        const Pieces ahead{reinterpret_cast<const char*>(begin + from * width_), to - from,
+                           heads * s_.head_dim * static_cast<Index>(sizeof(T)), width_ * static_cast<Index>(sizeof(T))};
+        fn(head, key, std::min(kKeysPerStep, keys_ - key), ahead);
+      }
+    }
+  }
+
+  // The softmax of one head's rows over this tile.
+  void weigh(Index head, const Partial& to) {
+    for (Index r = 0; r < rows_.count(); ++r) {
+      float* const x = score(head, r);
+      const Index visible = rows_.visible(r, tile_);
+      to.largest[r] = kt_.largest(visible, x);
+      to.sum[r] = kt_.exp_shifted(visible, s_.scale, to.largest[r], x, x);
+      std::fill(x + visible, x + keys_, 0.0f);
+      if constexpr (sizeof(T) == 2) {
+        T* const p = probabilities_ + (x - scores_);
+        from_f32(kt_, keys_, x, p);
+        if (keys_ % 2 != 0) p[keys_] = T{};  // see mix_lines
+      }
+    }
+  }
+
+  void dot(const T* const* a, const T* from, Index count, float* to, Pieces ahead) const {
+    const int m = static_cast<int>(rows_.count());
+    if constexpr (sizeof(T) == 4) {
+      kt_.dot_lines_f32(s_.head_dim, a, m, from, width_, count, to, kTile, ahead);
+    } else {
+      kt_.dot_lines_bf16(s_.head_dim, bits(a), m, *bits(&from), width_, count, to, kTile, ahead);
+    }
+  }
+  void mix(const T* const* a, const T* from, Index count, float* to, bool go_on, Pieces ahead) const {
+    const int m = static_cast<int>(rows_.count());
+    if constexpr (sizeof(T) == 4) {
+      kt_.mix_lines_f32(count, a, m, from, width_, s_.head_dim, to, s_.head_dim, go_on, ahead);
+    } else {
+      kt_.mix_lines_bf16(count, bits(a), m, *bits(&from), width_, s_.head_dim, to, s_.head_dim, go_on, ahead);
+    }
+  }
+  static const std::uint16_t* const* bits(const T* const* x) { return reinterpret_cast<const std::uint16_t* const*>(x); }
+
+  const KernelTable& kt_;
+  const AttentionShape& s_;
+  Index first_, last_, tile_, width_;
+  Rows rows_;  // of the first head; the others' follow
+  Index keys_;
+  float* scores_;     // [heads, rows, kTile]
+  T* probabilities_;  // the same, rounded to storage
+};
+
+}  // namespace
+
+bool few_rows(const KernelTable& kt, const AttentionShape& s, const Blocking& blocking) {
+  // A head's row must be one chain in the product as well.
+  return blocking.most_rows() <= std::min<Index>(kt.mr, kMostRows) && s.head_dim <= kDepth && s.head_dim % 2 == 0;
+}
+
+template <class T>
+void attention_few_rows(Context& ctx, const AttentionShape& s, const Blocking& blocking, const T* q, const T* k, const T* v,
+                        T* out, float* lse) {
+  const KernelTable& kt = kernels();
+  const Index blocks = blocking.blocks(), tiles = Rows(blocking, 0, blocks - 1).tiles();
+  const Index floats = Partial::floats(blocking.most_rows(), s.head_dim);
+  Tensor memory(DType::kF32, {s.kv_heads * blocks * tiles, floats});
+  float* const partials = memory.data<float>();
+  const auto partial = [&](const Rows& rows, Index block, Index tile) {
+    return Partial::at(partials + ((rows.kv_head * blocks + block) * tiles + tile) * floats, rows.count());
+  };
+  // A task takes all heads, unless that leaves too few tasks.
+  const Index wanted = ctx.threads() > 1 ? 2 * ctx.threads() : 1;
+  const Index parts = std::clamp<Index>((wanted + blocks * tiles - 1) / (blocks * tiles), 1, s.kv_heads);
+  ctx.pool().run(blocks * tiles * parts, [&](Index task, int worker) {
+    const Index part = task % parts, tile = task / parts % tiles, block = task / parts / tiles;
+    if (tile >= Rows(blocking, 0, block).tiles()) return;
+    TileOfHeads<T> heads(ctx, worker, s, blocking, block, tile, s.kv_heads * part / parts, s.kv_heads * (part + 1) / parts);
+    heads.run(q, k, v, [&](Index head) { return partial(Rows(blocking, head, block), block, tile); });
+  });
+  const auto put_together = [&](Index head, Index block) {
+    const Rows rows(blocking, head, block);
+    for (Index tile = 1; tile < rows.tiles(); ++tile)
+      merge(kt, s, rows.count(), partial(rows, block, 0), partial(rows, block, tile));
+    finish(kt, s, rows, partial(rows, block, 0), out, lse, blocking.tokens);
+  };
+  constexpr Index kWorthATask = 1 << 14;  // waking threads costs more than adding as many numbers
+  each_block(ctx, s.kv_heads * blocks, std::max<Index>(1, kWorthATask / (tiles * floats)),
+             [&](Index first, Index last, int) {
+               for (Index i = first; i < last; ++i) put_together(i / blocks, i % blocks);
+             });
+}
+
+template void attention_few_rows(Context&, const AttentionShape&, const Blocking&, const float*, const float*, const float*,
+                                 float*, float*);
+template void attention_few_rows(Context&, const AttentionShape&, const Blocking&, const BFloat16*, const BFloat16*,
+                                 const BFloat16*, BFloat16*, float*);
+
+}  // namespace dsmoe::ops::cpu

@@ -1,0 +1,100 @@
+// How attention is cut into blocks of queries and tiles of keys, and how tiles are put together.
+#pragma once
+
+#include <bit>
+#include <cmath>
+
+#include "ops/attention.h"
+#include "ops/cpu/tasks.h"
+
+namespace dsmoe::ops::cpu {
+
+using dsmoe::cpu::KernelTable;
+
+// Keys of a tile; tile i holds the keys at positions [i * kTile, (i + 1) * kTile).
+inline constexpr Index kTile = 256;
+// Rows of one product, a row being one query of one head: enough to make up for packing the keys, few enough that
+// little is computed of what the causal mask hides.
+inline constexpr Index kBlockRows = 128;
+
+// Queries that are worked on together, with all heads that share their keys and values. Blocks begin at positions
+// that are multiples of `size`, which divides kTile: so a block's keys end in the tile of its last query, and every
+// query sees keys of every tile up to that one.
+struct Blocking {
+  Index tokens, first_position, group, size;
+
+  Blocking(const AttentionShape& s, Index token_count, Index first)
+      : tokens(token_count),
+        first_position(first),
+        group(s.heads / s.kv_heads),
+        size(static_cast<Index>(std::bit_floor(static_cast<std::uint64_t>(std::max<Index>(1, kBlockRows / group))))) {}
+
+  Index first_block() const { return first_position / size; }
+  Index blocks() const { return tokens == 0 ? 0 : (first_position + tokens - 1) / size - first_block() + 1; }
+  Index most_rows() const { return std::min(size, tokens) * group; }
+};
+
+// The rows of one block of one key/value head: row r is query first + r / group, head kv_head * group + r % group.
+struct Rows {
+  Index kv_head, first, queries, group, position;
+
+  Rows(const Blocking& b, Index head, Index block)
+      : kv_head(head),
+        first(std::max<Index>(0, (b.first_block() + block) * b.size - b.first_position)),
+        queries(std::min(b.tokens, (b.first_block() + block + 1) * b.size - b.first_position) - first),
+        group(b.group),
+        position(b.first_position + first) {}
+
+  Index count() const { return queries * group; }
+  Index query(Index row) const { return first + row / group; }
+  Index head(Index row) const { return kv_head * group + row % group; }
+  // Where a row begins in [T, H * head_dim].
+  Index offset(Index row, const AttentionShape& s) const { return (query(row) * s.heads + head(row)) * s.head_dim; }
+  Index tiles() const { return (position + queries - 1) / kTile + 1; }
+  Index keys(Index tile) const { return std::min(kTile, position + queries - tile * kTile); }  // that any row sees
+  Index visible(Index row, Index tile) const { return std::min(kTile, position + row / group + 1 - tile * kTile); }
+};
+
+// The softmax over the keys of some tiles, for the rows of a block. `sum` and `mixed` are multiples of
+// e^(scale * largest), which is left out of both.
+struct Partial {
+  float* largest;  // [rows] of the scores before scaling
+  float* sum;      // [rows] of e^(scale * score)
+  float* mixed;    // [rows, head_dim]: the values weighted with e^(scale * score)
+
+  static Index floats(Index rows, Index dim) { return rows * (2 + dim); }
+  static Partial at(float* memory, Index rows) { return {memory, memory + rows, memory + 2 * rows}; }
+};
+
+// Adds the keys of a later tile.
+inline void merge(const KernelTable& kt, const AttentionShape& s, Index rows, Partial total, const Partial& next) {
+  for (Index r = 0; r < rows; ++r) {
+    const float largest = std::max(total.largest[r], next.largest[r]);
+    const float keep = std::exp(s.scale * (total.largest[r] - largest));
+    const float add = std::exp(s.scale * (next.largest[r] - largest));
+    float* const mixed = total.mixed + r * s.head_dim;
+    kt.scale(s.head_dim, keep, mixed, mixed);
+    kt.add_scaled(s.head_dim, add, next.mixed + r * s.head_dim, mixed);
+    total.sum[r] = total.sum[r] * keep + next.sum[r] * add;
+    total.largest[r] = largest;
+  }
+}
+
+template <class T>
+void finish(const KernelTable& kt, const AttentionShape& s, const Rows& rows, Partial total, T* out, float* lse,
+            Index tokens) {
+  for (Index r = 0; r < rows.count(); ++r) {
+    float* const mixed = total.mixed + r * s.head_dim;
+    kt.scale(s.head_dim, 1 / total.sum[r], mixed, mixed);
+    from_f32(kt, s.head_dim, mixed, out + rows.offset(r, s));
+    if (lse) lse[rows.head(r) * tokens + rows.query(r)] = s.scale * total.largest[r] + std::log(total.sum[r]);
+  }
+}
+
+// The path for few rows, which is bound by reading the keys and values. The bits are those of the other path.
+bool few_rows(const KernelTable& kt, const AttentionShape& s, const Blocking& blocking);
+template <class T>
+void attention_few_rows(Context& ctx, const AttentionShape& s, const Blocking& blocking, const T* q, const T* k, const T* v,
+                        T* out, float* lse);
+
+}  // namespace dsmoe::ops::cpu
