@@ -9,7 +9,7 @@ namespace dsmoe {
 
 namespace {
 
-constexpr std::size_t kMaxPattern = 1 << 16;       // bytes; DeepSeek's longest pattern has fewer than 1,000
+constexpr std::size_t kMaxPattern = 1 << 16;       // bytes; DeepSeek's longest pattern has 499
 constexpr std::uint32_t kMatchLimit = 10'000'000;  // steps of one match before a pattern counts as hostile
 constexpr std::size_t kJitStack = 1 << 20;
 
