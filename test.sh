@@ -100,7 +100,7 @@ step() {
     result=FAILED
     failed=true
   fi
-  summary+=$(printf '%-8s %-7s %4d s  %s' "$1" "$result" $((SECONDS - began)) "$note")$'\n'
+  summary+=$(printf '%-8s %-7s %4d s%s' "$1" "$result" $((SECONDS - began)) "${note:+  $note}")$'\n'
 }
 
 packages=("${BUILD_PACKAGES[@]}")

@@ -46,17 +46,11 @@ ensure_packages() {
   rm -f "$log"
 }
 
-# quietly LOG COMMAND...: runs it, on a terminal in the open, else into LOG, which is shown when it fails.
-quietly() {
-  local log=$1
-  shift
-  if [[ -t 1 ]]; then
-    "$@"
-    return
-  fi
-  "$@" >"$log" 2>&1 && return
-  local status=$?
-  tail -n 80 "$log"
+# logged LOG COMMAND...: runs it into LOG, whose end is shown when it fails.
+logged() {
+  local log=$1 status=0
+  "${@:2}" >"$log" 2>&1 || status=$?
+  [[ $status -eq 0 ]] || tail -n 80 "$log"
   return $status
 }
 
@@ -68,8 +62,8 @@ build() {
     if [[ $argument == -D* ]]; then options+=("$argument"); else targets+=("$argument"); fi
   done
   mkdir -p "build/$preset"
-  quietly "build/$preset/configure.log" cmake --preset "$preset" "${options[@]}" || return
+  logged "build/$preset/configure.log" cmake --preset "$preset" "${options[@]}" || return
   [[ ${#targets[@]} -gt 0 ]] && targets=(--target "${targets[@]}")
-  quietly "build/$preset/build.log" \
-    "${RUN[@]}" cmake --build --preset "$preset" --parallel "$(nproc)" "${targets[@]}"
+  local compile=("${RUN[@]}" cmake --build --preset "$preset" --parallel "$(nproc)" "${targets[@]}")
+  if [[ -t 1 ]]; then "${compile[@]}"; else logged "build/$preset/build.log" "${compile[@]}"; fi
 }
