@@ -3,9 +3,9 @@
 # shellcheck shell=bash disable=SC2034
 
 readonly BUILD_PACKAGES=(
-  g++ cmake ninja-build ccache pkg-config                  # the build
-  libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev  # the library and the program
-  libgtest-dev libgmock-dev                                # the tests
+  g++ cmake ninja-build ccache pkg-config                              # the build
+  libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libedit-dev  # the library and the program
+  libgtest-dev libgmock-dev                                            # the tests
 )
 readonly TEST_PACKAGES=(
   clang libclang-rt-dev  # libFuzzer

@@ -125,6 +125,10 @@ void few(Index k, Index depth, const std::uint32_t* a, int m, const std::uint32_
 }
 
 void pack_lines(const std::uint32_t* const* line, Index n, Index k, std::uint32_t* panels, int width, Index stride) {
+  if (width == 1) {  // a line is its own panel
+    for (Index i = 0; i < n; ++i) __builtin_memcpy(panels + i * stride, line[i], static_cast<unsigned long>(k) * sizeof(std::uint32_t));
+    return;
+  }
   for (Index first = 0; first < n; first += width, panels += stride) {
     for (int i = 0; i < width; i += kW) {
       const int here = width - i < kW ? width - i : kW;  // columns of the panel that this pass writes
