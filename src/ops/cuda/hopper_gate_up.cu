@@ -1,0 +1,138 @@
+// gate/up: gathers the tokens of each expert in its loads and applies SwiGLU in its epilogue.
+//
+// A tile holds 64 gate rows and the same 64 up rows of the weights, interleaved in groups of 8 by the copy engine:
+// then one thread's accumulators hold a gate and its up value side by side.
+#include "ops/cuda/hopper.h"
+#include "ops/cuda/hopper_gemm.cuh"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/tensor_map.h"
+
+namespace dsmoe::cuda::hopper {
+
+namespace {
+
+struct Args {
+  CUtensorMap weights;
+  int boxes;  // that make up one stage of the weights: 1, or 8 where the driver refuses the interleaving box
+  TileSource tiles;
+  const std::int32_t* row_token;
+  const bf16* x;
+  bf16* h;
+  bf16* gate_up;  // null in inference
+  int width, expert_width;
+};
+
+__device__ __forceinline__ float silu(float g) { return __fdividef(g, 1.0f + __expf(-g)); }
+
+// One consumer warpgroup's part of one tile.
+struct Consumer {
+  const Args& args;
+  const Tile& tile;
+  Shared& shared;
+  int group;
+
+  // Each warp owns 8 of the warpgroup's 32 columns; v holds one 8x8 matrix per 8 tokens.
+  template <int kN>
+  __device__ __forceinline__ void store(const std::uint32_t (&v)[kN / 8], bf16* out, std::size_t ld) const {
+    using Area = Staging<32>;
+    const std::uint32_t staging = shared.staging + group * kStagingBytes;
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    if constexpr (kN == 8) {
+      ptx::stmatrix_trans(staging + Area::offset(lane % 8, warp), v[0]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kN / 8; j += 2)
+        ptx::stmatrix_trans(staging + Area::offset(j * 8 + lane % 16, warp), v[j], v[j + 1]);
+    }
+    ptx::named_barrier_sync(1 + group, 128);
+    const int column = tile.m_block * 64 + group * 32;
+    Area::copy_out(staging, out + tile.row0 * ld + column, ld, tile.rows, args.expert_width - column);
+    ptx::named_barrier_sync(1 + group, 128);
+  }
+
+  template <int kN>
+  __device__ __forceinline__ void run() const {
+    float acc[kN / 2] = {};
+    multiply<kN, 0, 0, true>(acc, shared.ring, (args.width + kTileK - 1) / kTileK, group);
+    std::uint32_t v[kN / 8];
+    if (args.gate_up) {
+      const std::size_t ld = 2 * static_cast<std::size_t>(args.expert_width);
+#pragma unroll
+      for (int j = 0; j < kN / 8; ++j) v[j] = ptx::pack(acc[4 * j], acc[4 * j + 1]);
+      store<kN>(v, args.gate_up, ld);
+#pragma unroll
+      for (int j = 0; j < kN / 8; ++j) v[j] = ptx::pack(acc[4 * j + 2], acc[4 * j + 3]);
+      store<kN>(v, args.gate_up + args.expert_width, ld);
+    }
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j)
+      v[j] = ptx::pack(silu(acc[4 * j]) * acc[4 * j + 2], silu(acc[4 * j + 1]) * acc[4 * j + 3]);
+    store<kN>(v, args.h, args.expert_width);
+  }
+};
+
+__global__ void __launch_bounds__(kThreads, 1) gate_up_kernel(const __grid_constant__ Args args) {
+  extern __shared__ char raw[];
+  Shared shared = set_up(raw, 1 + 128);
+  ptx::wait_for_previous_kernel();
+  ptx::let_next_kernel_start();
+  const int total = args.tiles.total();
+  int expert = 0;
+  if (threadIdx.x < 128) {
+    ptx::registers_shrink<kProducerRegisters>();
+    Ring& ring = shared.ring;
+    const int k_blocks = (args.width + kTileK - 1) / kTileK;
+    for (int id = blockIdx.x; id < total; id += gridDim.x) {
+      const Tile tile = args.tiles.find(id, expert);
+      if (tile.rows <= 0) continue;
+      RowGather gather;
+      gather.start(tile, args.row_token);
+      for (int kb = 0; kb < k_blocks; ++kb) {
+        ptx::barrier_wait(ring.empty_barrier(), ring.phase ^ 1);
+        if (threadIdx.x == 0) {
+          ptx::barrier_arrive_expect(ring.full_barrier(), kBytesA);
+          if (args.boxes == 1)
+            ptx::tma_load(ring.a(), &args.weights, ring.full_barrier(), kb * kTileK, 0, 0, tile.m_block * 8, tile.expert);
+          else
+            for (int i = 0; i < 8; ++i)
+              ptx::tma_load(ring.a() + i * 2048, &args.weights, ring.full_barrier(), kb * kTileK, 0,
+                            tile.m_block * 8 + i, 0, tile.expert);
+        }
+        gather.copy(ring.b(), args.x, args.width, kb);
+        ptx::barrier_arrive_after_cp_async(ring.full_barrier());
+        ring.advance();
+      }
+    }
+  } else {
+    ptx::registers_grow<kConsumerRegisters>();
+    const int group = threadIdx.x / 128 - 1;
+    for (int id = blockIdx.x; id < total; id += gridDim.x) {
+      const Tile tile = args.tiles.find(id, expert);
+      if (tile.rows > 0) with_width(tile.rows, Consumer{args, tile, shared, group});
+    }
+  }
+}
+
+}  // namespace
+
+void gate_up(const Sizes& s, const Plan& plan, const bf16* x, const bf16* weights, bf16* h, bf16* gate_up,
+             cudaStream_t stream) {
+  const std::uint64_t d = s.width, f = s.expert_width;
+  Args args{};
+  const auto experts = static_cast<std::uint64_t>(s.experts);
+  args.boxes = 1;
+  if (!try_tensor_map(&args.weights, weights, {d, 8, 2, f / 8, experts}, {d, f * d, 8 * d, 2 * f * d}, {kTileK, 8, 2, 8, 1})) {
+    args.boxes = 8;
+    args.weights = tensor_map(weights, {d, 8, f / 8, 2, experts}, {d, 8 * d, f * d, 2 * f * d}, {kTileK, 8, 1, 2, 1});
+  }
+  args.tiles = {plan.row_offset, plan.tile_offset, s.experts, (s.expert_width + 63) / 64};
+  args.row_token = plan.row_token;
+  args.x = x;
+  args.h = h;
+  args.gate_up = gate_up;
+  args.width = s.width;
+  args.expert_width = s.expert_width;
+  launch(gate_up_kernel, multiprocessors(), kThreads, kSmemBytes, stream, args);
+}
+
+}  // namespace dsmoe::cuda::hopper
