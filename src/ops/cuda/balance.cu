@@ -9,7 +9,7 @@ namespace dsmoe::cuda {
 
 namespace {
 
-inline constexpr int kSlice = 256;  // tokens of one sequence that one block adds up
+inline constexpr int kSlice = 128;  // tokens of one sequence that one block adds up
 inline constexpr int kThreads = 256;
 
 struct Args {
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads) slice_kernel(const __grid_constant__
   float* out = args.partial + static_cast<std::size_t>(blockIdx.x) * 2 * args.experts;
   for (int e = threadIdx.x; e < args.experts; e += kThreads) {
     float sum = 0.0f;
-#pragma unroll 8
+#pragma unroll 16
     for (int t = 0; t < tokens; ++t) sum += args.scores[(token0 + t) * args.experts + e];
     out[e] = static_cast<float>(histogram[e]);
     out[args.experts + e] = sum;
@@ -74,6 +74,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
     float all_count = 0.0f, all_sum = 0.0f;
     for (int b = 0; b < args.sequences; ++b) {
       float count = 0.0f, sum = 0.0f;
+#pragma unroll 16
       for (int s = 0; s < args.slices; ++s) {
         const float* in = args.partial + (static_cast<std::size_t>(b) * args.slices + s) * 2 * experts;
         count += in[e];

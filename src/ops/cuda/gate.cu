@@ -140,7 +140,7 @@ __device__ void choose(const Args& args, int token, float* scores, float* choice
 }
 
 template <int kTokens, class T, bool kMma>
-__global__ void __launch_bounds__(kWarps * 32) gate_kernel(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(kWarps * 32, 2) gate_kernel(const __grid_constant__ Args args) {
   extern __shared__ float smem[];
   const int experts = args.rule.experts;
   float* part = smem;                                  // [warps][kTokens][kStride]

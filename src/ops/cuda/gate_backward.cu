@@ -16,7 +16,8 @@ struct Args {
   const float* scores;
   const float* weight_grad;  // [R, parts]
   const float* counts;       // [sequences + 2, E]; null: no balance loss
-  float* dlogits;
+  LogitGrad dlogits;
+  int split;  // row length of one half of dlogits.split
   int tokens, experts, chosen, parts, length, sequences;
   bool sigmoid, normalise;
   float scale, seq_factor, batch_factor, device_factor;  // times a count: the gradient of a score
@@ -44,36 +45,42 @@ __global__ void __launch_bounds__(kWarps * 32) scores_backward_kernel(const __gr
   }
   __syncwarp();
   const std::size_t first = static_cast<std::size_t>(token) * args.chosen;
+  float* grads = smem + kWarps * args.experts + threadIdx.x / 32 * args.chosen;
   float sum = 0.0f, dot = 0.0f;  // over the chosen: scores, gradients times scores
   for (int k = 0; k < args.chosen; ++k) {
     const float* parts = args.weight_grad + static_cast<std::size_t>(args.token_row[first + k]) * args.parts;
     float grad = 0.0f;
     for (int i = lane; i < args.parts; i += 32) grad += parts[i];
     grad = args.scale * warp_sum(grad);
-    const int e = args.ids[first + k];
-    sum += scores[e];
-    dot += grad * scores[e];
-    if (!args.normalise && lane == 0) ds[e] += grad;
-    // Normalised weights: the gradient waits for the sum; -dot / sum is added below.
-    if (args.normalise && lane == 0) args.dlogits[static_cast<std::size_t>(token) * args.experts + k] = grad;
+    const float score = scores[args.ids[first + k]];
+    sum += score;
+    dot += grad * score;
+    if (lane == 0) grads[k] = grad;
   }
-  if (args.normalise) {
-    sum += 1e-20f;
-    if (lane == 0)
-      for (int k = 0; k < args.chosen; ++k)
-        ds[args.ids[first + k]] +=
-            (args.dlogits[static_cast<std::size_t>(token) * args.experts + k] - dot / sum) / sum;
-  }
+  sum += 1e-20f;
+  __syncwarp();
+  for (int k = lane; k < args.chosen; k += 32)
+    ds[args.ids[first + k]] += args.normalise ? (grads[k] - dot / sum) / sum : grads[k];
   __syncwarp();
   float mean = 0.0f;
   if (!args.sigmoid) {
     for (int e = lane; e < args.experts; e += 32) mean += ds[e] * scores[e];
     mean = warp_sum(mean);
   }
-  for (int e = lane; e < args.experts; e += 32) {
-    const float s = scores[e];
-    args.dlogits[static_cast<std::size_t>(token) * args.experts + e] =
-        args.sigmoid ? ds[e] * s * (1.0f - s) : s * (ds[e] - mean);
+  const int padded = args.dlogits.split ? args.split : args.experts;
+  for (int e = lane; e < padded; e += 32) {
+    float v = 0.0f;
+    if (e < args.experts) {
+      const float s = scores[e];
+      v = args.sigmoid ? ds[e] * s * (1.0f - s) : s * (ds[e] - mean);
+    }
+    if (args.dlogits.plain) args.dlogits.plain[static_cast<std::size_t>(token) * args.experts + e] = v;
+    if (args.dlogits.split) {
+      bf16* out = static_cast<bf16*>(args.dlogits.split) + static_cast<std::size_t>(token) * 2 * args.split + e;
+      const bf16 high = __float2bfloat16_rn(v);
+      out[0] = high;
+      out[args.split] = __float2bfloat16_rn(v - __bfloat162float(high));
+    }
   }
 }
 
@@ -141,8 +148,8 @@ struct WeightBackward {
 };
 
 template <class G>
-__global__ void __launch_bounds__(256) add_slices_kernel(const float* partial, int slices, std::size_t size, G* grad,
-                                                         bool accumulate) {
+__global__ void __launch_bounds__(256) add_slices_kernel(const float* partial, int slices, int halves, std::size_t stride,
+                                                         std::size_t size, G* grad, bool accumulate) {
 #if __CUDA_ARCH__ >= 900
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
@@ -151,19 +158,17 @@ __global__ void __launch_bounds__(256) add_slices_kernel(const float* partial, i
   if (i >= size) return;
   float sum = accumulate ? portable::to_float(grad[i]) : 0.0f;
 #pragma unroll 8
-  for (int s = 0; s < slices; ++s) sum += partial[s * size + i];
+  for (int s = 0; s < slices * halves; ++s) sum += partial[s * stride + i];
   portable::put(sum, grad + i);
 }
 
 // Enough slices to fill a large device, fixed so that the sum's order depends on the number of tokens alone.
 inline constexpr int kSlices = 16;
-int slice_tokens(const Problem& p) { return static_cast<int>((p.tokens + kSlices - 1) / kSlices); }
-int slice_count(const Problem& p) { return static_cast<int>((p.tokens + slice_tokens(p) - 1) / slice_tokens(p)); }
 
 }  // namespace
 
 void gate_scores_backward(const Problem& p, const Plan& plan, const Routing& routing, const float* weight_grad,
-                          int parts, const float* balance_counts, float balance_scale, float* dlogits,
+                          int parts, const float* balance_counts, float balance_scale, const LogitGrad& dlogits,
                           cudaStream_t stream) {
   const MoeConfig& c = p.config;
   Args args{};
@@ -173,6 +178,7 @@ void gate_scores_backward(const Problem& p, const Plan& plan, const Routing& rou
   args.weight_grad = weight_grad;
   args.counts = balance_counts;
   args.dlogits = dlogits;
+  args.split = split_experts(c.routed_experts);
   args.tokens = static_cast<int>(p.tokens);
   args.experts = static_cast<int>(c.routed_experts);
   args.chosen = static_cast<int>(c.experts_per_token);
@@ -188,7 +194,7 @@ void gate_scores_backward(const Problem& p, const Plan& plan, const Routing& rou
   args.batch_factor = c.batch_balance_alpha * frequency / t / t;
   args.device_factor = c.device_balance_alpha * frequency / t / t;
   launch(scores_backward_kernel, static_cast<unsigned>((args.tokens + kWarps - 1) / kWarps), kWarps * 32,
-         kWarps * args.experts * 4, stream, args);
+         kWarps * (args.experts + args.chosen) * 4, stream, args);
 }
 
 void gate_input_backward(const Problem& p, bool mma, const float* dlogits, const void* gate, void* dx,
@@ -203,27 +209,34 @@ void gate_input_backward(const Problem& p, bool mma, const float* dlogits, const
                   mma, tokens, width, 1, stream);
 }
 
-std::size_t gate_weight_floats(const Problem& p) {
-  return p.tokens == 0 ? 0 : static_cast<std::size_t>(slice_count(p)) * p.config.routed_experts * p.config.hidden_size;
-}
+// A multiple of 64: a step of the Hopper product over rows.
+int gate_slice(const Problem& p) { return static_cast<int>(((p.tokens + kSlices - 1) / kSlices + 63) / 64 * 64); }
+int gate_slices(const Problem& p) { return static_cast<int>((p.tokens + gate_slice(p) - 1) / gate_slice(p)); }
 
-void gate_weight_backward(const Problem& p, bool mma, const float* dlogits, const void* x, float* scratch, void* dgate,
-                          bool accumulate, cudaStream_t stream) {
+void gate_weight_backward(const Problem& p, bool mma, const float* dlogits, const void* x, float* partial,
+                          cudaStream_t stream) {
   const int tokens = static_cast<int>(p.tokens), experts = static_cast<int>(p.config.routed_experts);
-  const int width = static_cast<int>(p.config.hidden_size), slice = slice_tokens(p), slices = slice_count(p);
+  const int width = static_cast<int>(p.config.hidden_size), slice = gate_slice(p), slices = gate_slices(p);
   if (p.dtype == DType::kF32)
-    portable::run(WeightBackward<float>{dlogits, static_cast<const float*>(x), scratch, tokens, experts, width, slice},
+    portable::run(WeightBackward<float>{dlogits, static_cast<const float*>(x), partial, tokens, experts, width, slice},
                   false, experts, width, slices, stream);
   else
-    portable::run(WeightBackward<bf16>{dlogits, static_cast<const bf16*>(x), scratch, tokens, experts, width, slice}, mma,
+    portable::run(WeightBackward<bf16>{dlogits, static_cast<const bf16*>(x), partial, tokens, experts, width, slice}, mma,
                   experts, width, slices, stream);
-  const std::size_t size = static_cast<std::size_t>(experts) * width;
+}
+
+void add_slices(const Problem& p, const float* partial, int halves, int stride, void* dgate, bool accumulate,
+                cudaStream_t stream) {
+  const auto width = static_cast<std::size_t>(p.config.hidden_size);
+  const std::size_t size = static_cast<std::size_t>(p.config.routed_experts) * width;
   const auto blocks = static_cast<unsigned>((size + 255) / 256);
-  const float* partial = scratch;
+  const int slices = gate_slices(p);
   if (p.dtype == DType::kF32 || p.grad_dtype == DType::kF32)
-    launch(add_slices_kernel<float>, blocks, 256, 0, stream, partial, slices, size, static_cast<float*>(dgate), accumulate);
+    launch(add_slices_kernel<float>, blocks, 256, 0, stream, partial, slices, halves, stride * width, size,
+           static_cast<float*>(dgate), accumulate);
   else
-    launch(add_slices_kernel<bf16>, blocks, 256, 0, stream, partial, slices, size, static_cast<bf16*>(dgate), accumulate);
+    launch(add_slices_kernel<bf16>, blocks, 256, 0, stream, partial, slices, halves, stride * width, size,
+           static_cast<bf16*>(dgate), accumulate);
 }
 
 }  // namespace dsmoe::cuda

@@ -8,23 +8,21 @@ namespace dsmoe::cuda::hopper {
 
 namespace {
 
-inline constexpr int kBoxRows = 32;
-
 struct Args {
   CUtensorMap weights;
-  CUtensorMap rows;        // boxes of kBoxRows rows
-  CUtensorMap eight_rows;  // boxes of 8, for narrow tiles
+  CUtensorMap rows, narrow_rows;
   TileSource tiles;
   bf16* out;
   int k_blocks;
+  int k_wrap;          // rows of transposed weights, after which they start again
   int first, columns;  // of the output
 };
 
-template <bool kTransposedWeights>
+template <class C, bool kTransposedWeights>
 struct Consumer {
   const Args& args;
   const Tile& tile;
-  Shared& shared;
+  Shared<C>& shared;
   int group;
 
   template <int kN>
@@ -32,86 +30,137 @@ struct Consumer {
     float acc[kN / 2] = {};
     multiply<kN, kTransposedWeights, 0, false>(acc, shared.ring, args.k_blocks, group);
     const int column = tile.m_block * kTileM + group * 64;
-    store_transposed<kN>(acc, shared.staging + group * kStagingBytes, group,
+    store_transposed<kN>(acc, shared.staging + group * C::kStagingBytes, group,
                          args.out + static_cast<std::size_t>(tile.row0) * args.columns + column, args.columns,
                          tile.rows, args.columns - column);
   }
 };
 
-template <bool kTransposedWeights>
-__global__ void __launch_bounds__(kThreads, 1) down_kernel(const __grid_constant__ Args args) {
-  extern __shared__ char raw[];
-  Shared shared = set_up(raw, 1);
-  ptx::wait_for_previous_kernel();
-  ptx::let_next_kernel_start();
-  const int total = args.tiles.total();
-  int expert = 0;
-  if (threadIdx.x < 128) {
-    ptx::registers_shrink<40>();
-    if (threadIdx.x != 0) return;
-    Ring& ring = shared.ring;
-    for (int id = blockIdx.x; id < total; id += gridDim.x) {
-      const Tile tile = args.tiles.find(id, expert);
-      if (tile.rows <= 0) continue;
-      const bool narrow = tile.rows <= 16;
-      const int step = narrow ? 8 : kBoxRows;
-      const int boxes = (tile.rows + step - 1) / step;
-      for (int kb = 0; kb < args.k_blocks; ++kb) {
-        ptx::barrier_wait(ring.empty_barrier(), ring.phase ^ 1);
-        const std::uint32_t bar = ring.full_barrier();
-        ptx::barrier_arrive_expect(bar, kBytesA + boxes * step * kTileK * 2);
-        const int m = args.first + tile.m_block * kTileM;
-        if constexpr (kTransposedWeights) {
-          ptx::tma_load(ring.a(), &args.weights, bar, m, kb * kTileK, tile.expert);
-          ptx::tma_load(ring.a() + 8192, &args.weights, bar, m + 64, kb * kTileK, tile.expert);
-        } else {
-          ptx::tma_load(ring.a(), &args.weights, bar, kb * kTileK, m, tile.expert);
-        }
-        for (int i = 0; i < boxes; ++i)
-          ptx::tma_load(ring.b() + i * step * kTileK * 2, narrow ? &args.eight_rows : &args.rows, bar, kb * kTileK,
-                        tile.row0 + i * step);
-        ring.advance();
-      }
-    }
+template <class C, bool kTransposedWeights>
+__device__ __forceinline__ void load_weights(const Args& args, const Tile& tile, const Ring<C>& ring, int kb) {
+  const int m = args.first + tile.m_block * kTileM;
+  if constexpr (kTransposedWeights) {
+    const int k = kb * kTileK % args.k_wrap;
+    ptx::tma_load(ring.a(), &args.weights, ring.full_barrier(), m, k, tile.expert);
+    ptx::tma_load(ring.a() + 8192, &args.weights, ring.full_barrier(), m + 64, k, tile.expert);
   } else {
-    ptx::registers_grow<232>();
-    const int group = threadIdx.x / 128 - 1;
-    for (int id = blockIdx.x; id < total; id += gridDim.x) {
-      const Tile tile = args.tiles.find(id, expert);
-      if (tile.rows > 0) with_width(tile.rows, Consumer<kTransposedWeights>{args, tile, shared, group});
+    ptx::tma_load(ring.a(), &args.weights, ring.full_barrier(), kb * kTileK, m, tile.expert);
+  }
+}
+
+template <class C, bool kTransposedWeights>
+__device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
+  TileLoop<C> loop(args.tiles);
+  Tile tile;
+  loop.wait();
+  while (loop.next(tile)) {
+    const RowBoxes<C> boxes(&args.rows, &args.narrow_rows, tile.row0, tile.rows);
+    for (int kb = 0; kb < args.k_blocks; ++kb, ring.advance()) {
+      ring.wait_empty();
+      ptx::barrier_arrive_expect(ring.full_barrier(), kBytesA + boxes.bytes());
+      load_weights<C, kTransposedWeights>(args, tile, ring, kb);
+      boxes.load(ring, kb);
     }
   }
 }
 
-Args common_args(const Sizes& s, const Plan& plan, const bf16* rows, std::uint64_t k, bf16* out, int first, int columns) {
+// With few tokens the weights are what takes time: the first stages of them are requested before the rows are there.
+// The plan is: the kernel before this one waited for it before it let this one start.
+template <class C>
+__device__ __forceinline__ void produce_early(const Args& args, Ring<C>& ring) {
+  TileLoop<C> loop(args.tiles);
+  loop.assume_plan();
+  Tile tile;
+  bool waited = false;
+  while (loop.next(tile)) {
+    const RowBoxes<C> boxes(&args.rows, &args.narrow_rows, tile.row0, tile.rows);
+    int kb = 0;
+    if (!waited) {
+      Ring<C> ahead = ring;
+      for (; kb < min(C::kStages, args.k_blocks); ++kb, ahead.advance()) {
+        ptx::barrier_arrive_expect(ahead.full_barrier(), kBytesA + boxes.bytes());
+        load_weights<C, false>(args, tile, ahead, kb);
+      }
+      ptx::wait_for_previous_kernel();
+      waited = true;
+      for (int i = 0; i < kb; ++i, ring.advance()) boxes.load(ring, i);
+    }
+    for (; kb < args.k_blocks; ++kb, ring.advance()) {
+      ring.wait_empty();
+      ptx::barrier_arrive_expect(ring.full_barrier(), kBytesA + boxes.bytes());
+      load_weights<C, false>(args, tile, ring, kb);
+      boxes.load(ring, kb);
+    }
+  }
+}
+
+template <class C, bool kTransposedWeights>
+__global__ void __launch_bounds__(kThreads, 1) down_kernel(const __grid_constant__ Args args) {
+  extern __shared__ char raw[];
+  Shared<C> shared = set_up<C>(raw, 1);
+  if (threadIdx.x < 128) {
+    ptx::registers_shrink<40>();
+    if (threadIdx.x == 0) {
+      if constexpr (C::kTokens == kNarrowTile)
+        produce_early<C>(args, shared.ring);
+      else
+        produce<C, kTransposedWeights>(args, shared.ring);
+    }
+  } else {
+    ptx::registers_grow<232>();
+    const int group = threadIdx.x / 128 - 1;
+    TileLoop<C> loop(args.tiles);
+    Tile tile;
+    loop.wait();
+    while (loop.next(tile)) with_width<C>(tile.rows, Consumer<C, kTransposedWeights>{args, tile, shared, group});
+  }
+  tear_down<C>();
+}
+
+Args common_args(const TileSource& tiles, const bf16* rows, std::uint64_t k, std::uint64_t n, bf16* out,
+                 int first, int columns) {
   Args args{};
-  const auto r = static_cast<std::uint64_t>(s.rows);
-  args.rows = tensor_map(rows, {k, r}, {k}, {kTileK, kBoxRows});
-  args.eight_rows = tensor_map(rows, {k, r}, {k}, {kTileK, 8});
-  args.tiles = {plan.row_offset, plan.tile_offset, s.experts, (columns + kTileM - 1) / kTileM};
+  args.rows = tensor_map(rows, {k, n}, {k}, {kTileK, kBoxRows});
+  args.narrow_rows = tensor_map(rows, {k, n}, {k}, {kTileK, 8});
+  args.tiles = tiles;
   args.out = out;
   args.k_blocks = static_cast<int>((k + kTileK - 1) / kTileK);
+  args.k_wrap = args.k_blocks * kTileK;
   args.first = first;
   args.columns = columns;
   return args;
 }
+
+int blocks_of(int columns) { return (columns + kTileM - 1) / kTileM; }
 
 }  // namespace
 
 void down(const Sizes& s, const Plan& plan, const bf16* h, const bf16* weights, bf16* out, int first, int columns,
           cudaStream_t stream) {
   const std::uint64_t d = s.width, f = s.expert_width, e = s.experts;
-  Args args = common_args(s, plan, h, f, out, first, columns);
+  Args args = common_args(tile_source(s, plan, blocks_of(columns)), h, f, s.rows, out, first, columns);
   args.weights = tensor_map(weights, {f, d, e}, {f, d * f}, {kTileK, kTileM, 1});
-  launch(down_kernel<false>, multiprocessors(), kThreads, kSmemBytes, stream, args);
+  if (s.token_tile == kNarrowTile) return launch_tiles<Narrow>(down_kernel<Narrow, false>, args, stream);
+  launch_tiles<WidePair>(down_kernel<WidePair, false>, args, stream);
 }
 
 void input_backward(const Sizes& s, const Plan& plan, const bf16* dgate_up, const bf16* weights, bf16* out, int first,
                     int columns, cudaStream_t stream) {
   const std::uint64_t d = s.width, f = s.expert_width, e = s.experts;
-  Args args = common_args(s, plan, dgate_up, 2 * f, out, first, columns);
+  Args args = common_args(tile_source(s, plan, blocks_of(columns)), dgate_up, 2 * f, s.rows, out, first, columns);
   args.weights = tensor_map(weights, {d, 2 * f, e}, {d, 2 * f * d}, {64, kTileK, 1});
-  launch(down_kernel<true>, multiprocessors(), kThreads, kSmemBytes, stream, args);
+  launch_tiles<WidePair>(down_kernel<WidePair, true>, args, stream);
+}
+
+void gate_input_backward(const Sizes& s, int experts, int split, const bf16* dlogits, const bf16* gate, bf16* dx,
+                         cudaStream_t stream) {
+  // One "shared expert": all tokens times [gate; gate].
+  const std::uint64_t d = s.width;
+  const TileSource all{nullptr, nullptr, 1, blocks_of(s.width), 1, s.tokens, kWideTile};
+  Args args = common_args(all, dlogits, 2 * static_cast<std::uint64_t>(split), s.tokens, dx, 0, s.width);
+  args.k_wrap = split;
+  args.weights = tensor_map(gate, {d, static_cast<std::uint64_t>(experts), 1}, {d, d * experts}, {64, kTileK, 1});
+  launch_tiles<WidePair>(down_kernel<WidePair, true>, args, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

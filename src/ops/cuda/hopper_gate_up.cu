@@ -13,10 +13,13 @@ namespace {
 
 struct Args {
   CUtensorMap weights;
+  CUtensorMap x, x_narrow;            // [T, D], for shared experts
+  CUtensorMap sorted, sorted_narrow;  // the routed experts' rows; unused when this kernel gathers
   int boxes;  // that make up one stage of the weights: 1, or 8 where the driver refuses the interleaving box
   TileSource tiles;
   const std::int32_t* row_token;
-  const bf16* x;
+  const std::int32_t* sorted_offset;
+  const bf16* rows;  // x, when this kernel gathers
   bf16* h;
   bf16* gate_up;  // null in inference
   int width, expert_width;
@@ -25,17 +28,18 @@ struct Args {
 __device__ __forceinline__ float silu(float g) { return __fdividef(g, 1.0f + __expf(-g)); }
 
 // One consumer warpgroup's part of one tile.
+template <class C, bool kGather>
 struct Consumer {
   const Args& args;
   const Tile& tile;
-  Shared& shared;
+  Shared<C>& shared;
   int group;
 
   // Each warp owns 8 of the warpgroup's 32 columns; v holds one 8x8 matrix per 8 tokens.
   template <int kN>
   __device__ __forceinline__ void store(const std::uint32_t (&v)[kN / 8], bf16* out, std::size_t ld) const {
     using Area = Staging<32>;
-    const std::uint32_t staging = shared.staging + group * kStagingBytes;
+    const std::uint32_t staging = shared.staging + group * C::kStagingBytes;
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     if constexpr (kN == 8) {
       ptx::stmatrix_trans(staging + Area::offset(lane % 8, warp), v[0]);
@@ -53,7 +57,7 @@ struct Consumer {
   template <int kN>
   __device__ __forceinline__ void run() const {
     float acc[kN / 2] = {};
-    multiply<kN, 0, 0, true>(acc, shared.ring, (args.width + kTileK - 1) / kTileK, group);
+    multiply<kN, 0, 0, kGather>(acc, shared.ring, (args.width + kTileK - 1) / kTileK, group);
     std::uint32_t v[kN / 8];
     if (args.gate_up) {
       const std::size_t ld = 2 * static_cast<std::size_t>(args.expert_width);
@@ -71,68 +75,102 @@ struct Consumer {
   }
 };
 
-__global__ void __launch_bounds__(kThreads, 1) gate_up_kernel(const __grid_constant__ Args args) {
-  extern __shared__ char raw[];
-  Shared shared = set_up(raw, 1 + 128);
-  ptx::wait_for_previous_kernel();
-  ptx::let_next_kernel_start();
-  const int total = args.tiles.total();
-  int expert = 0;
-  if (threadIdx.x < 128) {
-    ptx::registers_shrink<kProducerRegisters>();
-    Ring& ring = shared.ring;
-    const int k_blocks = (args.width + kTileK - 1) / kTileK;
-    for (int id = blockIdx.x; id < total; id += gridDim.x) {
-      const Tile tile = args.tiles.find(id, expert);
-      if (tile.rows <= 0) continue;
-      RowGather gather;
-      gather.start(tile, args.row_token);
-      for (int kb = 0; kb < k_blocks; ++kb) {
-        ptx::barrier_wait(ring.empty_barrier(), ring.phase ^ 1);
-        if (threadIdx.x == 0) {
-          ptx::barrier_arrive_expect(ring.full_barrier(), kBytesA);
-          if (args.boxes == 1)
-            ptx::tma_load(ring.a(), &args.weights, ring.full_barrier(), kb * kTileK, 0, 0, tile.m_block * 8, tile.expert);
-          else
-            for (int i = 0; i < 8; ++i)
-              ptx::tma_load(ring.a() + i * 2048, &args.weights, ring.full_barrier(), kb * kTileK, 0,
-                            tile.m_block * 8 + i, 0, tile.expert);
-        }
-        gather.copy(ring.b(), args.x, args.width, kb);
-        ptx::barrier_arrive_after_cp_async(ring.full_barrier());
-        ring.advance();
-      }
-    }
+template <class C>
+__device__ __forceinline__ void load_weights(const Args& args, const Tile& tile, const Ring<C>& ring, int kb) {
+  if (args.boxes == 1) {
+    ptx::tma_load(ring.a(), &args.weights, ring.full_barrier(), kb * kTileK, 0, 0, tile.m_block * 8, tile.expert);
   } else {
-    ptx::registers_grow<kConsumerRegisters>();
-    const int group = threadIdx.x / 128 - 1;
-    for (int id = blockIdx.x; id < total; id += gridDim.x) {
-      const Tile tile = args.tiles.find(id, expert);
-      if (tile.rows > 0) with_width(tile.rows, Consumer{args, tile, shared, group});
+    for (int i = 0; i < 8; ++i)
+      ptx::tma_load(ring.a() + i * 2048, &args.weights, ring.full_barrier(), kb * kTileK, 0, tile.m_block * 8 + i, 0, tile.expert);
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void produce_gathered(const Args& args, Ring<C>& ring, int k_blocks) {
+  TileLoop<C> loop(args.tiles);
+  Tile tile;
+  while (loop.next(tile)) {
+    RowGather<C> gather;
+    gather.start(tile, args.tiles, args.row_token);
+    for (int kb = 0; kb < k_blocks; ++kb, ring.advance()) {
+      ring.wait_empty();
+      if (threadIdx.x == 0) {
+        ptx::barrier_arrive_expect(ring.full_barrier(), kBytesA);
+        load_weights(args, tile, ring, kb);
+      }
+      gather.copy(ring.b(), args.rows, args.width, kb);
+      ptx::barrier_arrive_after_cp_async(ring.full_barrier());
     }
   }
 }
 
+template <class C>
+__device__ __forceinline__ void produce_sorted(const Args& args, Ring<C>& ring, int k_blocks) {
+  TileLoop<C> loop(args.tiles);
+  Tile tile;
+  while (loop.next(tile)) {
+    const bool shared = tile.expert < args.tiles.shared;
+    const int row = shared ? tile.row0 - tile.expert * args.tiles.tokens
+                           : tile.row0 - args.tiles.row_offset[tile.expert] + args.sorted_offset[tile.expert - args.tiles.shared];
+    const RowBoxes<C> boxes(shared ? &args.x : &args.sorted, shared ? &args.x_narrow : &args.sorted_narrow, row, tile.rows);
+    for (int kb = 0; kb < k_blocks; ++kb, ring.advance()) {
+      ring.wait_empty();
+      ptx::barrier_arrive_expect(ring.full_barrier(), kBytesA + boxes.bytes());
+      load_weights(args, tile, ring, kb);
+      boxes.load(ring, kb);
+    }
+  }
+}
+
+template <class C, bool kGather>
+__global__ void __launch_bounds__(kThreads, 1) gate_up_kernel(const __grid_constant__ Args args) {
+  extern __shared__ char raw[];
+  Shared<C> shared = set_up<C>(raw, kGather ? 1 + 128 : 1);
+  const int k_blocks = (args.width + kTileK - 1) / kTileK;
+  if (threadIdx.x < 128) {
+    ptx::registers_shrink<kProducerRegisters>();
+    if constexpr (kGather) {
+      produce_gathered<C>(args, shared.ring, k_blocks);
+    } else {
+      if (threadIdx.x == 0) produce_sorted<C>(args, shared.ring, k_blocks);
+    }
+  } else {
+    ptx::registers_grow<kConsumerRegisters>();
+    const int group = threadIdx.x / 128 - 1;
+    TileLoop<C> loop(args.tiles);
+    Tile tile;
+    while (loop.next(tile)) with_width<C>(tile.rows, Consumer<C, kGather>{args, tile, shared, group});
+  }
+  tear_down<C>();
+}
+
 }  // namespace
 
-void gate_up(const Sizes& s, const Plan& plan, const bf16* x, const bf16* weights, bf16* h, bf16* gate_up,
+void gate_up(const Sizes& s, const Plan& plan, const bf16* x, const bf16* sorted, const bf16* weights, bf16* h, bf16* gate_up,
              cudaStream_t stream) {
-  const std::uint64_t d = s.width, f = s.expert_width;
+  const std::uint64_t d = s.width, f = s.expert_width, experts = s.experts;
   Args args{};
-  const auto experts = static_cast<std::uint64_t>(s.experts);
   args.boxes = 1;
   if (!try_tensor_map(&args.weights, weights, {d, 8, 2, f / 8, experts}, {d, f * d, 8 * d, 2 * f * d}, {kTileK, 8, 2, 8, 1})) {
     args.boxes = 8;
     args.weights = tensor_map(weights, {d, 8, f / 8, 2, experts}, {d, 8 * d, f * d, 2 * f * d}, {kTileK, 8, 1, 2, 1});
   }
-  args.tiles = {plan.row_offset, plan.tile_offset, s.experts, (s.expert_width + 63) / 64};
+  args.tiles = tile_source(s, plan, (s.expert_width + 63) / 64);
   args.row_token = plan.row_token;
-  args.x = x;
+  args.sorted_offset = plan.sorted_offset;
+  args.rows = x;
   args.h = h;
   args.gate_up = gate_up;
   args.width = s.width;
   args.expert_width = s.expert_width;
-  launch(gate_up_kernel, multiprocessors(), kThreads, kSmemBytes, stream, args);
+  if (s.token_tile == kNarrowTile && !sorted) return launch_tiles<Narrow>(gate_up_kernel<Narrow, true>, args, stream);
+  if (!sorted) return launch_tiles<Wide>(gate_up_kernel<Wide, true>, args, stream);
+  const std::uint64_t t = s.tokens, n = s.sorted_rows;
+  args.x = tensor_map(x, {d, t}, {d}, {kTileK, kBoxRows});
+  args.x_narrow = tensor_map(x, {d, t}, {d}, {kTileK, 8});
+  args.sorted = tensor_map(sorted, {d, n}, {d}, {kTileK, kBoxRows});
+  args.sorted_narrow = tensor_map(sorted, {d, n}, {d}, {kTileK, 8});
+  launch_tiles<WidePair>(gate_up_kernel<WidePair, false>, args, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

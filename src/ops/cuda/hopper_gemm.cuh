@@ -6,6 +6,8 @@
 // is one chain of k16 steps in ascending k whatever the tile's width, so a token's bits do not depend on its batch.
 #pragma once
 
+#include "ops/cuda/hopper.h"
+#include "ops/cuda/launch.h"
 #include "ops/cuda/plan.h"
 #include "ops/cuda/ptx.cuh"
 #include "wgmma_shapes.h"
@@ -14,89 +16,205 @@ namespace dsmoe::cuda::hopper {
 
 inline constexpr int kTileM = 128;
 inline constexpr int kTileK = 64;
-inline constexpr int kStages = 4;
 inline constexpr int kBytesA = kTileM * kTileK * 2;
-inline constexpr int kBytesB = kTokenTile * kTileK * 2;
-inline constexpr int kStageBytes = kBytesA + kBytesB;
-inline constexpr int kStagingBytes = 16384;  // per consumer warpgroup, for outputs on their way to memory
 inline constexpr int kThreads = 384;
-inline constexpr int kSmemBytes = kStages * kStageBytes + 2 * kStagingBytes + 1024 + 128;  // 1024 to align, 128 barriers
 inline constexpr int kProducerRegisters = 56;
 inline constexpr int kConsumerRegisters = 224;
+
+// kPair: two blocks (a cluster) work on neighbouring weight tiles of one token tile; each loads half of the tokens
+// for both, which takes a third off the traffic from the cache.
+template <int kTokens_, int kStages_, bool kPair_>
+struct Config {
+  static constexpr int kTokens = kTokens_, kStages = kStages_;
+  static constexpr bool kPair = kPair_;
+  static constexpr int kBytesB = kTokens * kTileK * 2;
+  static constexpr int kStageBytes = kBytesA + kBytesB;
+  static constexpr int kStagingBytes = kTokens < 128 ? kTokens * 128 : 16384;  // per consumer warpgroup
+  static constexpr int kSmemBytes = kStages * kStageBytes + 2 * kStagingBytes + 1024 + 256;  // to align; barriers
+};
+using Wide = Config<kWideTile, 4, false>;
+using WidePair = Config<kWideTile, 4, true>;
+using Narrow = Config<kNarrowTile, 8, false>;
 
 struct Tile {
   int expert, m_block, row0, rows;
 };
 
-// What every token-tiled product needs to find its tiles.
+// Where the tiles are. Those of the shared experts follow from the sizes alone.
 struct TileSource {
   const std::int32_t* row_offset;
   const std::int32_t* tile_offset;
-  int experts;
-  int m_blocks;
+  int experts, m_blocks;
+  int shared, tokens, token_tile;
+};
 
-  __device__ int total() const { return tile_offset[experts] * m_blocks; }
-  // Tile `id`; `expert` only moves forward between calls with ascending ids.
-  __device__ Tile find(int id, int& expert) const {
-    while (id >= tile_offset[expert + 1] * m_blocks) ++expert;
-    const int first = tile_offset[expert];
-    const int local = id - first * m_blocks;
-    const int tiles = tile_offset[expert + 1] - first;
-    const int begin = row_offset[expert];
-    const int count = row_offset[expert + 1] - begin;
-    const int size = (count + tiles - 1) / tiles;  // an even split wastes less than full tiles and a rest
-    const int token_tile = local / m_blocks;
-    const int row = token_tile * size;
-    return {expert, local - token_tile * m_blocks, begin + row, min(size, count - row)};
+// The tiles of one block, in order. Tiles of shared experts come first and need no plan, so a kernel may work on them
+// while the plan is still being made; the first other tile waits for the kernel before this one.
+template <class C>
+class TileLoop {
+ public:
+  __device__ explicit TileLoop(const TileSource& source) : s_(source) {
+    constexpr int kWidth = C::kPair ? 2 : 1;
+    rank_ = C::kPair ? blockIdx.x % 2 : 0;
+    id_ = blockIdx.x / kWidth;
+    step_ = gridDim.x / kWidth;
+    groups_ = s_.m_blocks / kWidth;
+    shared_tiles_ = (s_.tokens + s_.token_tile - 1) / s_.token_tile;
+    total_ = shared_total_ = s_.shared * shared_tiles_ * groups_;
+    expert_ = s_.shared;
   }
+  __device__ __forceinline__ bool next(Tile& tile) {
+    do {
+      if (id_ >= shared_total_ && !waited_) wait();
+      if (id_ >= total_) return false;
+      tile = find();
+      id_ += step_;
+    } while (tile.rows <= 0);
+    return true;
+  }
+  __device__ __forceinline__ void wait() {
+    if (waited_) return;
+    ptx::wait_for_previous_kernel();
+    ptx::let_next_kernel_start();
+    assume_plan();
+  }
+  // For a caller that knows that the plan is there.
+  __device__ __forceinline__ void assume_plan() {
+    if (s_.experts > s_.shared) total_ = s_.tile_offset[s_.experts] * groups_;
+    waited_ = true;
+  }
+
+ private:
+  __device__ __forceinline__ Tile find() {
+    int first, tiles, begin, count;
+    if (id_ < shared_total_) {
+      const int expert = id_ / (shared_tiles_ * groups_);
+      first = expert * shared_tiles_;
+      tiles = shared_tiles_;
+      begin = expert * s_.tokens;
+      count = s_.tokens;
+      return split(expert, first, tiles, begin, count);
+    }
+    while (id_ >= s_.tile_offset[expert_ + 1] * groups_) ++expert_;
+    first = s_.tile_offset[expert_];
+    tiles = s_.tile_offset[expert_ + 1] - first;
+    begin = s_.row_offset[expert_];
+    count = s_.row_offset[expert_ + 1] - begin;
+    return split(expert_, first, tiles, begin, count);
+  }
+  // An even split over the tiles wastes less than full tiles and a rest.
+  __device__ __forceinline__ Tile split(int expert, int first, int tiles, int begin, int count) const {
+    const int local = id_ - first * groups_;
+    const int size = (count + tiles - 1) / tiles;
+    const int token_tile = local / groups_;
+    const int row = token_tile * size;
+    const int m_block = (local - token_tile * groups_) * (C::kPair ? 2 : 1) + rank_;
+    return {expert, m_block, begin + row, min(size, count - row)};
+  }
+
+  const TileSource& s_;
+  int rank_, id_, step_, groups_, shared_tiles_, shared_total_, total_, expert_;
+  bool waited_ = false;
 };
 
 // The ring of stages as one role sees it.
+template <class C>
 struct Ring {
   std::uint32_t data, full, empty;  // addresses in shared memory
   int stage = 0;
   std::uint32_t phase = 0;
 
-  __device__ std::uint32_t a() const { return data + stage * kStageBytes; }
-  __device__ std::uint32_t b() const { return a() + kBytesA; }
-  __device__ std::uint32_t full_barrier() const { return full + stage * 8; }
-  __device__ std::uint32_t empty_barrier() const { return empty + stage * 8; }
+  __device__ __forceinline__ std::uint32_t a() const { return data + stage * C::kStageBytes; }
+  __device__ __forceinline__ std::uint32_t b() const { return a() + kBytesA; }
+  __device__ __forceinline__ std::uint32_t full_barrier() const { return full + stage * 8; }
+  __device__ __forceinline__ std::uint32_t empty_barrier() const { return empty + stage * 8; }
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
+    if (++stage == C::kStages) {
       stage = 0;
       phase ^= 1;
     }
   }
+  __device__ __forceinline__ void wait_empty() const { ptx::barrier_wait(empty_barrier(), phase ^ 1); }
 };
 
+template <class C>
 struct Shared {
-  Ring ring;
-  std::uint32_t staging;  // two areas of kStagingBytes
+  Ring<C> ring;
+  std::uint32_t staging;  // two areas of C::kStagingBytes
 };
 
-// Lays out shared memory and sets up the barriers. `producers` arrive on a full barrier, 8 consumer warps on an
-// empty one.
-__device__ __forceinline__ Shared set_up(char* raw, int producers) {
+// Lays out shared memory and sets up the barriers. `producers` arrive on a full barrier, 8 consumer warps per block
+// on an empty one.
+template <class C>
+__device__ __forceinline__ Shared<C> set_up(char* raw, int producers) {
   const std::uint32_t base = (ptx::smem_address(raw) + 1023u) & ~1023u;
-  Shared s;
+  Shared<C> s;
   s.ring.data = base;
-  s.staging = base + kStages * kStageBytes;
-  s.ring.full = s.staging + 2 * kStagingBytes;
-  s.ring.empty = s.ring.full + kStages * 8;
+  s.staging = base + C::kStages * C::kStageBytes;
+  s.ring.full = s.staging + 2 * C::kStagingBytes;
+  s.ring.empty = s.ring.full + C::kStages * 8;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < C::kStages; ++i) {
       ptx::barrier_init(s.ring.full + i * 8, producers);
-      ptx::barrier_init(s.ring.empty + i * 8, 8);
+      ptx::barrier_init(s.ring.empty + i * 8, C::kPair ? 16 : 8);
     }
     ptx::barrier_init_fence();
   }
-  __syncthreads();
+  if constexpr (C::kPair)
+    ptx::cluster_sync();
+  else
+    __syncthreads();
   return s;
 }
 
+// A block of a pair stays until its peer has stopped writing to it.
+template <class C>
+__device__ __forceinline__ void tear_down() {
+  if constexpr (C::kPair) {
+    __syncwarp();
+    ptx::cluster_sync();
+  }
+}
+
+// A consumer warp is done with a stage; called by one lane.
+template <class C>
+__device__ __forceinline__ void release(std::uint32_t empty_barrier) {
+  if constexpr (C::kPair) {
+    ptx::barrier_arrive_remote(empty_barrier, 0);
+    ptx::barrier_arrive_remote(empty_barrier, 1);
+  } else {
+    ptx::barrier_arrive(empty_barrier);
+  }
+}
+
+// Tokens that already lie in a row in memory, as B: boxes of 32 rows, or of 8 for narrow tiles. In a pair each block
+// loads every other box for both.
+inline constexpr int kBoxRows = 32;
+template <class C>
+struct RowBoxes {
+  const CUtensorMap *wide, *narrow;
+  int row, count, step;
+
+  __device__ __forceinline__ RowBoxes(const CUtensorMap* wide_map, const CUtensorMap* narrow_map, int row0, int rows)
+      : wide(wide_map), narrow(narrow_map), row(row0), step(rows <= 16 ? 8 : kBoxRows) {
+    count = (rows + step - 1) / step;
+  }
+  __device__ __forceinline__ std::uint32_t bytes() const { return count * step * kTileK * 2; }
+  __device__ __forceinline__ void load(const Ring<C>& ring, int kb) const {
+    const CUtensorMap* map = step == 8 ? narrow : wide;
+    if constexpr (C::kPair) {
+      for (int i = blockIdx.x % 2; i < count; i += 2)
+        ptx::tma_load_pair(ring.b() + i * step * kTileK * 2, map, ring.full_barrier(), kb * kTileK, row + i * step);
+    } else {
+      for (int i = 0; i < count; ++i)
+        ptx::tma_load(ring.b() + i * step * kTileK * 2, map, ring.full_barrier(), kb * kTileK, row + i * step);
+    }
+  }
+};
+
 // acc += A * B over `k_blocks` stages. kGathered: B was written by cp.async, which wgmma sees only after a fence.
-template <int kN, int kTransA, int kTransB, bool kGathered>
-__device__ __forceinline__ void multiply(float (&acc)[kN / 2], Ring& ring, int k_blocks, int group) {
+template <int kN, int kTransA, int kTransB, bool kGathered, class C>
+__device__ __forceinline__ void multiply(float (&acc)[kN / 2], Ring<C>& ring, int k_blocks, int group) {
   constexpr int kStepA = kTransA ? 2048 >> 4 : 32 >> 4;
   constexpr int kStepB = kTransB ? 2048 >> 4 : 32 >> 4;
   const bool signals = threadIdx.x % 32 == 0;
@@ -112,18 +230,17 @@ __device__ __forceinline__ void multiply(float (&acc)[kN / 2], Ring& ring, int k
       ptx::Wgmma<kN, kTransA, kTransB>::run(acc, a + j * kStepA, b + j * kStepB, kb + j);
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
-    if (kb > 0 && signals) ptx::barrier_arrive(previous);
+    if (kb > 0 && signals) release<C>(previous);
     previous = ring.empty_barrier();
     ring.advance();
   }
   ptx::wgmma_wait<0>();
   ptx::pin(acc);
-  if (k_blocks > 0 && signals) ptx::barrier_arrive(previous);
+  if (k_blocks > 0 && signals) release<C>(previous);
 }
 
-// Calls body.template run<N>() with the narrowest product that holds `rows` tokens.
 template <class Body>
-__device__ __forceinline__ void with_width(int rows, Body&& body) {
+__device__ __forceinline__ void with_wide_width(int rows, Body&& body) {
   if (rows > 128) {
     if (rows > 192) {
       if (rows > 224) return body.template run<256>();
@@ -143,17 +260,35 @@ __device__ __forceinline__ void with_width(int rows, Body&& body) {
   return body.template run<8>();
 }
 
+// Calls body.template run<N>() with the narrowest product that holds `rows` tokens.
+template <class C, class Body>
+__device__ __forceinline__ void with_width(int rows, Body&& body) {
+  if constexpr (C::kTokens > 64) {
+    with_wide_width(rows, body);
+  } else {
+    if (rows > 32) return rows > 48 ? body.template run<64>() : body.template run<48>();
+    if (rows > 16) return body.template run<32>();
+    if (rows > 8) return body.template run<16>();
+    return body.template run<8>();
+  }
+}
+
+
 // The rows of B gathered by 128 producer threads: thread t copies 16-byte chunk t % 8 of rows t / 8 + 16 i.
+template <class C>
 struct RowGather {
-  static constexpr int kRows = kTokenTile / 16;
+  static constexpr int kRows = C::kTokens / 16;
   std::int32_t token[kRows];  // -1: no such row in the tile
 
-  __device__ __forceinline__ void start(const Tile& tile, const std::int32_t* row_token) {
+  // The rows of a shared expert are the tokens themselves; the plan may not be there yet.
+  __device__ __forceinline__ void start(const Tile& tile, const TileSource& s, const std::int32_t* row_token) {
     const int first = threadIdx.x / 8;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int row = first + 16 * i;
-      token[i] = row < tile.rows ? row_token[tile.row0 + row] : -1;
+      token[i] = row >= tile.rows            ? -1
+                 : tile.expert < s.shared ? tile.row0 - tile.expert * s.tokens + row
+                                          : row_token[tile.row0 + row];
     }
   }
   __device__ __forceinline__ void copy(std::uint32_t b, const __nv_bfloat16* x, int width, int kb) const {
@@ -176,7 +311,7 @@ template <int kColumns>
 struct Staging {
   static constexpr int kRowBytes = kColumns * 2;
   static constexpr int kChunks = kRowBytes / 16;
-  static constexpr int kMaxRows = kStagingBytes / kRowBytes;
+  static constexpr int kMaxRows = 16384 / kRowBytes;
 
   __device__ static std::uint32_t offset(int row, int chunk) {
     const int swizzle = kChunks == 8 ? row & 7 : (row >> 1) & 3;
@@ -187,13 +322,19 @@ struct Staging {
     const int thread = threadIdx.x % 128;
     const int chunk = thread % kChunks;
     if (chunk * 8 >= columns) return;
-    for (int row = thread / kChunks; row < rows; row += 128 / kChunks) {
-      uint4 v;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                   : "r"(staging + offset(row, chunk))
-                   : "memory");
-      *reinterpret_cast<uint4*>(out + row * ld + chunk * 8) = v;
+    constexpr int kStep = 128 / kChunks, kBatch = 4;  // loads in flight
+    for (int row0 = thread / kChunks; row0 < rows; row0 += kBatch * kStep) {
+      uint4 v[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        if (row0 + i * kStep < rows)
+          asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                       : "=r"(v[i].x), "=r"(v[i].y), "=r"(v[i].z), "=r"(v[i].w)
+                       : "r"(staging + offset(row0 + i * kStep, chunk))
+                       : "memory");
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        if (row0 + i * kStep < rows) *reinterpret_cast<uint4*>(out + (row0 + i * kStep) * ld + chunk * 8) = v[i];
     }
   }
 };
@@ -218,6 +359,23 @@ __device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std
     Area::copy_out(staging, out + n0 * ld, ld, min(kStep, rows - n0), columns);
   }
   ptx::named_barrier_sync(1 + group, 128);
+}
+
+// ---- host side
+
+inline TileSource tile_source(const Sizes& s, const Plan& plan, int m_blocks) {
+  return {plan.row_offset, plan.tile_offset, s.experts, m_blocks, s.shared, s.tokens, s.token_tile};
+}
+
+// One block per multiprocessor, in pairs where the configuration wants them.
+template <class C, class Args>
+void launch_tiles(void (*kernel)(Args), Args& args, cudaStream_t stream) {
+  if constexpr (C::kPair) {
+    args.tiles.m_blocks += args.tiles.m_blocks % 2;  // a tile past the end writes nothing
+    launch_pairs(kernel, multiprocessors() / 2 * 2, kThreads, C::kSmemBytes, stream, args);
+  } else {
+    launch(kernel, multiprocessors(), kThreads, C::kSmemBytes, stream, args);
+  }
 }
 
 }  // namespace dsmoe::cuda::hopper

@@ -5,7 +5,6 @@
 // after the last k block; their gradients leave from there in place.
 #include "ops/cuda/hopper.h"
 #include "ops/cuda/hopper_gemm.cuh"
-#include "ops/cuda/launch.h"
 #include "ops/cuda/tensor_map.h"
 
 namespace dsmoe::cuda::hopper {
@@ -16,22 +15,38 @@ inline constexpr int kEpilogueRows = 64;                 // tokens per epilogue 
 inline constexpr int kBlockBytes = kEpilogueRows * 128;  // [64 tokens][64 columns]
 
 struct Args {
-  CUtensorMap weights;  // [D, F] per expert
-  CUtensorMap outputs;  // gate_up [R, 2F]
+  CUtensorMap weights;                // [D, F] per expert
+  CUtensorMap outputs;                // gate_up [R, 2F]
+  CUtensorMap dy, dy_narrow;          // [T, D], for shared experts
+  CUtensorMap sorted, sorted_narrow;  // the routed experts' rows
   TileSource tiles;
-  const std::int32_t* row_token;
+  const std::int32_t* sorted_offset;
   const float* row_weight;
-  const bf16* dy;
   bf16* gate_up;
   bf16* weighted;
   float* weight_grad;
   int width, expert_width, parts;
 };
 
+using C = Wide;
+
+// v[i] summed over the 8 lanes that differ in bits 2 to 4 of the lane: lane (i << 2 | c) gets the sum of its v[i].
+__device__ __forceinline__ float scatter_sum(const float (&v)[8]) {
+  const int lane = threadIdx.x % 32;
+  float four[4], two[2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    four[i] = (lane & 16 ? v[i + 4] : v[i]) + __shfl_xor_sync(~0u, lane & 16 ? v[i] : v[i + 4], 16);
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    two[i] = (lane & 8 ? four[i + 2] : four[i]) + __shfl_xor_sync(~0u, lane & 8 ? four[i] : four[i + 2], 8);
+  return (lane & 4 ? two[1] : two[0]) + __shfl_xor_sync(~0u, lane & 4 ? two[0] : two[1], 4);
+}
+
 struct Consumer {
   const Args& args;
   const Tile& tile;
-  Shared& shared;
+  Shared<C>& shared;
   int group;
 
   // A pair of tokens in one column: gradients of gate and up, and weight * h; returns dh * h for both.
@@ -48,39 +63,60 @@ struct Consumer {
     return {dh.x * hx, dh.y * hy};
   }
 
+  // kBlocks * 8 tokens of a stage from token n on: all loads first, then all arithmetic, then all stores.
+  template <int kBlocks, int kN, int kFirst>
+  __device__ __forceinline__ void blocks(const float (&acc)[kN / 2], std::uint32_t gate, int n, int rows,
+                                         const float2* weight) const {
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const std::uint32_t up = gate + 2 * kBlockBytes, weighted = gate + 4 * kBlockBytes;
+    std::uint32_t at[kBlocks], g[kBlocks][2], u[kBlocks][2], h[kBlocks][2];
+    float dots[8] = {};
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      at[b] = Staging<64>::offset(n + b * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+      ptx::ldmatrix_trans(gate + at[b], g[b][0], g[b][1]);
+      ptx::ldmatrix_trans(up + at[b], u[b][0], u[b][1]);
+    }
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const int j = (kFirst + n + b * 8) / 2;
+      const float2 low = swiglu_backward({acc[j], acc[j + 1]}, weight[b], g[b][0], u[b][0], h[b][0]);
+      const float2 high = swiglu_backward({acc[j + 2], acc[j + 3]}, weight[b], g[b][1], u[b][1], h[b][1]);
+      dots[2 * b] = low.x + high.x;
+      dots[2 * b + 1] = low.y + high.y;
+    }
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      ptx::stmatrix_trans(gate + at[b], g[b][0], g[b][1]);
+      ptx::stmatrix_trans(up + at[b], u[b][0], u[b][1]);
+      ptx::stmatrix_trans(weighted + at[b], h[b][0], h[b][1]);
+    }
+    const float sum = scatter_sum(dots);
+    const int mine = lane / 4, token = n + mine / 2 * 8 + lane % 4 * 2 + mine % 2;
+    if (mine < 2 * kBlocks && token < rows)
+      args.weight_grad[static_cast<std::size_t>(tile.row0 + kFirst + token) * args.parts + tile.m_block * 8 + group * 4 + warp] =
+          sum;
+  }
+
   template <int kN, int kFirst>
   __device__ __forceinline__ void stage(const float (&acc)[kN / 2]) const {
     constexpr int kRows = kN - kFirst < kEpilogueRows ? kN - kFirst : kEpilogueRows;
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32;
     const int rows = min(kRows, tile.rows - kFirst);
     const float* row_weight = args.row_weight + tile.row0 + kFirst;
-    float* weight_grad = args.weight_grad + static_cast<std::size_t>(tile.row0 + kFirst) * args.parts + tile.m_block * 8 +
-                         group * 4 + warp;
-    Ring& ring = shared.ring;
+    float2 weight[kRows / 8];
+#pragma unroll
+    for (int b = 0; b < kRows / 8; ++b) {
+      const int token = b * 8 + lane % 4 * 2;
+      weight[b] = {token < rows ? row_weight[token] : 0.0f, token + 1 < rows ? row_weight[token + 1] : 0.0f};
+    }
+    Ring<C>& ring = shared.ring;
     ptx::barrier_wait(ring.full_barrier(), ring.phase);
     const std::uint32_t gate = ring.a() + group * kBlockBytes, up = gate + 2 * kBlockBytes, weighted = gate + 4 * kBlockBytes;
+    constexpr int kFull = kRows / 32 * 32, kRest = (kRows - kFull) / 8;
 #pragma unroll
-    for (int n = 0; n < kRows; n += 8) {
-      const int j = (kFirst + n) / 2, token = n + lane % 4 * 2;
-      const std::uint32_t at = Staging<64>::offset(n + lane % 8, warp * 2 + lane / 8 % 2);
-      const float2 weight{token < rows ? row_weight[token] : 0.0f, token + 1 < rows ? row_weight[token + 1] : 0.0f};
-      std::uint32_t g0, g1, u0, u1, h0, h1;
-      ptx::ldmatrix_trans(gate + at, g0, g1);
-      ptx::ldmatrix_trans(up + at, u0, u1);
-      const float2 low = swiglu_backward({acc[j], acc[j + 1]}, weight, g0, u0, h0);
-      const float2 high = swiglu_backward({acc[j + 2], acc[j + 3]}, weight, g1, u1, h1);
-      ptx::stmatrix_trans(gate + at, g0, g1);
-      ptx::stmatrix_trans(up + at, u0, u1);
-      ptx::stmatrix_trans(weighted + at, h0, h1);
-      float2 sum{low.x + high.x, low.y + high.y};
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
-        sum.x += __shfl_xor_sync(~0u, sum.x, step);
-        sum.y += __shfl_xor_sync(~0u, sum.y, step);
-      }
-      if (lane < 4 && token < rows) weight_grad[static_cast<std::size_t>(token) * args.parts] = sum.x;
-      if (lane < 4 && token + 1 < rows) weight_grad[static_cast<std::size_t>(token + 1) * args.parts] = sum.y;
-    }
+    for (int n = 0; n < kFull; n += 32) blocks<4, kN, kFirst>(acc, gate, n, rows, weight + n / 8);
+    if constexpr (kRest > 0) blocks<kRest, kN, kFirst>(acc, gate, kFull, rows, weight + kFull / 8);
     ptx::named_barrier_sync(1 + group, 128);
     const int column = tile.m_block * kTileM + group * 64, columns = args.expert_width - column;
     const std::size_t row = tile.row0 + kFirst, ld = args.expert_width;
@@ -89,14 +125,14 @@ struct Consumer {
     Staging<64>::copy_out(weighted, args.weighted + row * ld + column, ld, rows, columns);
     ptx::fence_proxy_async();  // the copy engine writes this stage next
     __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(ring.empty_barrier());
+    if (lane == 0) release<C>(ring.empty_barrier());
     ring.advance();
   }
 
   template <int kN>
   __device__ __forceinline__ void run() const {
     float acc[kN / 2] = {};
-    multiply<kN, 1, 0, true>(acc, shared.ring, (args.width + kTileK - 1) / kTileK, group);
+    multiply<kN, 1, 0, false>(acc, shared.ring, (args.width + kTileK - 1) / kTileK, group);
     stage<kN, 0>(acc);
     if constexpr (kN > 64)
       if (tile.rows > 64) stage<kN, 64>(acc);
@@ -107,59 +143,52 @@ struct Consumer {
   }
 };
 
-__device__ __forceinline__ void load_outputs(const Args& args, const Tile& tile, Ring& ring) {
+__device__ __forceinline__ void load_outputs(const Args& args, const Tile& tile, Ring<C>& ring) {
   const int column = tile.m_block * kTileM;
-  for (int row = 0; row < tile.rows; row += kEpilogueRows) {
-    ptx::barrier_wait(ring.empty_barrier(), ring.phase ^ 1);
-    const std::uint32_t bar = ring.full_barrier();
-    if (threadIdx.x == 0) {
-      ptx::barrier_arrive_expect(bar, 4 * kBlockBytes);
-      for (int i = 0; i < 4; ++i)
-        ptx::tma_load(ring.a() + i * kBlockBytes, &args.outputs, bar, i / 2 * args.expert_width + column + i % 2 * 64,
-                      tile.row0 + row);
+  for (int row = 0; row < tile.rows; row += kEpilogueRows, ring.advance()) {
+    ring.wait_empty();
+    ptx::barrier_arrive_expect(ring.full_barrier(), 4 * kBlockBytes);
+    for (int i = 0; i < 4; ++i)
+      ptx::tma_load(ring.a() + i * kBlockBytes, &args.outputs, ring.full_barrier(),
+                    i / 2 * args.expert_width + column + i % 2 * 64, tile.row0 + row);
+  }
+}
+
+__device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
+  TileLoop<C> loop(args.tiles);
+  Tile tile;
+  loop.wait();
+  const int k_blocks = (args.width + kTileK - 1) / kTileK;
+  while (loop.next(tile)) {
+    const bool shared = tile.expert < args.tiles.shared;
+    const int row = shared ? tile.row0 - tile.expert * args.tiles.tokens
+                           : tile.row0 - args.tiles.row_offset[tile.expert] + args.sorted_offset[tile.expert - args.tiles.shared];
+    const RowBoxes<C> boxes(shared ? &args.dy : &args.sorted, shared ? &args.dy_narrow : &args.sorted_narrow, row, tile.rows);
+    for (int kb = 0; kb < k_blocks; ++kb, ring.advance()) {
+      ring.wait_empty();
+      const std::uint32_t bar = ring.full_barrier();
+      ptx::barrier_arrive_expect(bar, kBytesA + boxes.bytes());
+      ptx::tma_load(ring.a(), &args.weights, bar, tile.m_block * kTileM, kb * kTileK, tile.expert);
+      ptx::tma_load(ring.a() + 8192, &args.weights, bar, tile.m_block * kTileM + 64, kb * kTileK, tile.expert);
+      boxes.load(ring, kb);
     }
-    ptx::barrier_arrive(bar);
-    ring.advance();
+    load_outputs(args, tile, ring);
   }
 }
 
 __global__ void __launch_bounds__(kThreads, 1) hidden_backward_kernel(const __grid_constant__ Args args) {
   extern __shared__ char raw[];
-  Shared shared = set_up(raw, 1 + 128);
-  ptx::wait_for_previous_kernel();
-  ptx::let_next_kernel_start();
-  const int total = args.tiles.total();
-  int expert = 0;
+  Shared<C> shared = set_up<C>(raw, 1);
   if (threadIdx.x < 128) {
-    ptx::registers_shrink<kProducerRegisters>();
-    Ring& ring = shared.ring;
-    const int k_blocks = (args.width + kTileK - 1) / kTileK;
-    for (int id = blockIdx.x; id < total; id += gridDim.x) {
-      const Tile tile = args.tiles.find(id, expert);
-      if (tile.rows <= 0) continue;
-      RowGather gather;
-      gather.start(tile, args.row_token);
-      for (int kb = 0; kb < k_blocks; ++kb) {
-        ptx::barrier_wait(ring.empty_barrier(), ring.phase ^ 1);
-        const std::uint32_t bar = ring.full_barrier();
-        if (threadIdx.x == 0) {
-          ptx::barrier_arrive_expect(bar, kBytesA);
-          ptx::tma_load(ring.a(), &args.weights, bar, tile.m_block * kTileM, kb * kTileK, tile.expert);
-          ptx::tma_load(ring.a() + 8192, &args.weights, bar, tile.m_block * kTileM + 64, kb * kTileK, tile.expert);
-        }
-        gather.copy(ring.b(), args.dy, args.width, kb);
-        ptx::barrier_arrive_after_cp_async(bar);
-        ring.advance();
-      }
-      load_outputs(args, tile, ring);
-    }
+    ptx::registers_shrink<40>();
+    if (threadIdx.x == 0) produce(args, shared.ring);
   } else {
-    ptx::registers_grow<kConsumerRegisters>();
+    ptx::registers_grow<232>();
     const int group = threadIdx.x / 128 - 1;
-    for (int id = blockIdx.x; id < total; id += gridDim.x) {
-      const Tile tile = args.tiles.find(id, expert);
-      if (tile.rows > 0) with_width(tile.rows, Consumer{args, tile, shared, group});
-    }
+    TileLoop<C> loop(args.tiles);
+    Tile tile;
+    loop.wait();
+    while (loop.next(tile)) with_width<C>(tile.rows, Consumer{args, tile, shared, group});
   }
 }
 
@@ -167,23 +196,26 @@ __global__ void __launch_bounds__(kThreads, 1) hidden_backward_kernel(const __gr
 
 int hidden_backward_parts(const Sizes& s) { return (s.expert_width + kTileM - 1) / kTileM * 8; }
 
-void hidden_backward(const Sizes& s, const Plan& plan, const bf16* dy, const bf16* down_weights, bf16* gate_up,
-                     bf16* weighted, float* weight_grad, cudaStream_t stream) {
-  const std::uint64_t d = s.width, f = s.expert_width, e = s.experts, r = s.rows;
+void hidden_backward(const Sizes& s, const Plan& plan, const bf16* dy, const bf16* sorted_dy, const bf16* down_weights,
+                     bf16* gate_up, bf16* weighted, float* weight_grad, cudaStream_t stream) {
+  const std::uint64_t d = s.width, f = s.expert_width, e = s.experts, r = s.rows, t = s.tokens, n = s.sorted_rows;
   Args args{};
   args.weights = tensor_map(down_weights, {f, d, e}, {f, d * f}, {64, kTileK, 1});
   args.outputs = tensor_map(gate_up, {2 * f, r}, {2 * f}, {64, kEpilogueRows});
-  args.tiles = {plan.row_offset, plan.tile_offset, s.experts, (s.expert_width + kTileM - 1) / kTileM};
-  args.row_token = plan.row_token;
+  args.dy = tensor_map(dy, {d, t}, {d}, {kTileK, kBoxRows});
+  args.dy_narrow = tensor_map(dy, {d, t}, {d}, {kTileK, 8});
+  args.sorted = tensor_map(sorted_dy, {d, n}, {d}, {kTileK, kBoxRows});
+  args.sorted_narrow = tensor_map(sorted_dy, {d, n}, {d}, {kTileK, 8});
+  args.tiles = tile_source(s, plan, (s.expert_width + kTileM - 1) / kTileM);
+  args.sorted_offset = plan.sorted_offset;
   args.row_weight = plan.row_weight;
-  args.dy = dy;
   args.gate_up = gate_up;
   args.weighted = weighted;
   args.weight_grad = weight_grad;
   args.width = s.width;
   args.expert_width = s.expert_width;
   args.parts = hidden_backward_parts(s);
-  launch(hidden_backward_kernel, multiprocessors(), kThreads, kSmemBytes, stream, args);
+  launch_tiles<C>(hidden_backward_kernel, args, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

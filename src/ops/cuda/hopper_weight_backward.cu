@@ -2,7 +2,6 @@
 // their contiguous dimension as M and N, which wgmma takes from shared memory as it is.
 #include "ops/cuda/hopper.h"
 #include "ops/cuda/hopper_gemm.cuh"
-#include "ops/cuda/launch.h"
 #include "ops/cuda/tensor_map.h"
 
 namespace dsmoe::cuda::hopper {
@@ -12,42 +11,69 @@ namespace {
 inline constexpr int kTileN = 256;
 
 struct Args {
-  CUtensorMap a;  // [R, m]
+  CUtensorMap a;          // [R, m]
+  CUtensorMap b, sorted;  // [T, D] for shared experts; the routed experts' rows
   const std::int32_t* row_offset;
-  const std::int32_t* row_token;
-  const bf16* b;  // [T, D]
+  const std::int32_t* sorted_offset;
+  int slice;  // > 0: instead of experts, slices of so many of the tokens
   void* grad;
-  int experts, m_blocks, n_blocks, m, width;
+  int experts, shared, tokens, m_blocks, n_blocks, m, width;
   bool transposed, f32, accumulate;
 };
 
+// Output tile of one expert, and the rows of A and B that make it.
 struct GradTile {
-  int expert, m0, n0, row0, rows;
+  int expert, m0, n0, a_row, b_row, rows;
+  bool sorted;
 };
 
+template <class C>
 __device__ __forceinline__ GradTile find(const Args& args, int id) {
-  const int per_expert = args.m_blocks * args.n_blocks;
-  const int expert = id / per_expert, local = id % per_expert;
-  const int row0 = args.row_offset[expert];
-  return {expert, local % args.m_blocks * kTileM, local / args.m_blocks * kTileN, row0, args.row_offset[expert + 1] - row0};
+  constexpr int kWidth = C::kPair ? 2 : 1;
+  const int groups = args.m_blocks / kWidth, per_expert = groups * args.n_blocks;
+  const int e = id / per_expert, local = id % per_expert;
+  GradTile tile;
+  tile.expert = e;
+  tile.m0 = (local % groups * kWidth + (C::kPair ? blockIdx.x % 2 : 0)) * kTileM;
+  tile.n0 = local / groups * kTileN;
+  tile.sorted = false;
+  if (args.slice > 0) {
+    tile.a_row = tile.b_row = e * args.slice;
+    tile.rows = min(args.slice, args.tokens - e * args.slice);
+  } else if (e < args.shared) {
+    tile.a_row = e * args.tokens;
+    tile.b_row = 0;
+    tile.rows = args.tokens;
+  } else {
+    tile.a_row = args.row_offset[e];
+    tile.b_row = args.sorted_offset[e - args.shared];
+    tile.rows = args.row_offset[e + 1] - tile.a_row;
+    tile.sorted = true;
+  }
+  return tile;
 }
 
-// Rows of B, which are the k dimension: warp w copies rows w + 4 i, 512 bytes each, zeros past the last one.
-__device__ __forceinline__ void copy_rows(const Args& args, const GradTile& tile, int kb, std::uint32_t dst_block) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int k0 = kb * kTileK;
-  const int mine = k0 + warp + 4 * (lane % 16);
-  const int my_token = mine < tile.rows ? args.row_token[tile.row0 + mine] : -1;
-  const int n = tile.n0 + lane * 8;
-  const std::uint32_t dst = dst_block + lane / 8 * 8192;
-  const bf16* src = args.b + (n < args.width ? n : 0);
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int row = warp + 4 * i;
-    const int token = __shfl_sync(~0u, my_token, i);
-    const bool inside = token >= 0 && n < args.width;
-    ptx::cp_async_16(dst + row * 128 + ((lane % 8 ^ (row & 7)) << 4), src + static_cast<std::size_t>(max(token, 0)) * args.width,
-                     inside ? 16 : 0);
+// B has zeros after the expert's last row, so what A has there does not count.
+template <class C>
+__device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
+  constexpr int kWidth = C::kPair ? 2 : 1;
+  const int total = args.experts * args.m_blocks / kWidth * args.n_blocks;
+  for (int id = blockIdx.x / kWidth; id < total; id += gridDim.x / kWidth) {
+    const GradTile tile = find<C>(args, id);
+    const CUtensorMap* map = tile.sorted ? &args.sorted : &args.b;
+    for (int k = 0; k < tile.rows; k += kTileK, ring.advance()) {
+      ring.wait_empty();
+      const std::uint32_t bar = ring.full_barrier();
+      ptx::barrier_arrive_expect(bar, C::kStageBytes);
+      ptx::tma_load(ring.a(), &args.a, bar, tile.m0, tile.a_row + k);
+      ptx::tma_load(ring.a() + 8192, &args.a, bar, tile.m0 + 64, tile.a_row + k);
+      for (int i = C::kPair ? blockIdx.x % 2 : 0; i < 4; i += kWidth) {
+        if constexpr (C::kPair)
+          ptx::tma_load_pair(ring.b() + i * 8192, map, bar, tile.n0 + i * 64, tile.b_row + k);
+        else
+          ptx::tma_load(ring.b() + i * 8192, map, bar, tile.n0 + i * 64, tile.b_row + k);
+      }
+    }
   }
 }
 
@@ -105,73 +131,89 @@ __device__ __forceinline__ void store_direct(const Args& args, const GradTile& t
   ptx::named_barrier_sync(1 + group, 128);
 }
 
-__device__ __forceinline__ void store(const Args& args, const GradTile& tile, float (&acc)[kTileN / 2], const Shared& shared,
-                                      int group) {
+template <class C>
+__device__ __forceinline__ void store(const Args& args, const GradTile& tile, float (&acc)[kTileN / 2],
+                                      const Shared<C>& shared, int group) {
   if (args.f32) return store_f32(args, tile, acc, group);
   if (args.accumulate) add_bf16(args, tile, acc, group);
-  const std::uint32_t staging = shared.staging + group * kStagingBytes;
+  const std::uint32_t staging = shared.staging + group * C::kStagingBytes;
   if (!args.transposed) return store_direct(args, tile, acc, staging, group);
   const int m = tile.m0 + group * 64;
   bf16* grad = static_cast<bf16*>(args.grad) + (static_cast<std::size_t>(tile.expert) * args.width + tile.n0) * args.m + m;
   store_transposed<kTileN>(acc, staging, group, grad, args.m, min(kTileN, args.width - tile.n0), args.m - m);
 }
 
+template <class C>
 __global__ void __launch_bounds__(kThreads, 1) weight_backward_kernel(const __grid_constant__ Args args) {
   extern __shared__ char raw[];
-  Shared shared = set_up(raw, 1 + 128);
+  Shared<C> shared = set_up<C>(raw, 1);
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
-  const int total = args.experts * args.m_blocks * args.n_blocks;
   if (threadIdx.x < 128) {
-    ptx::registers_shrink<kProducerRegisters>();
-    Ring& ring = shared.ring;
-    for (int id = blockIdx.x; id < total; id += gridDim.x) {
-      const GradTile tile = find(args, id);
-      for (int kb = 0; kb * kTileK < tile.rows; ++kb) {
-        ptx::barrier_wait(ring.empty_barrier(), ring.phase ^ 1);
-        const std::uint32_t bar = ring.full_barrier();
-        if (threadIdx.x == 0) {
-          ptx::barrier_arrive_expect(bar, kBytesA);
-          ptx::tma_load(ring.a(), &args.a, bar, tile.m0, tile.row0 + kb * kTileK);
-          ptx::tma_load(ring.a() + 8192, &args.a, bar, tile.m0 + 64, tile.row0 + kb * kTileK);
-        }
-        copy_rows(args, tile, kb, ring.b());
-        ptx::barrier_arrive_after_cp_async(bar);
-        ring.advance();
-      }
-    }
+    ptx::registers_shrink<40>();
+    if (threadIdx.x == 0) produce<C>(args, shared.ring);
   } else {
-    ptx::registers_grow<kConsumerRegisters>();
+    ptx::registers_grow<232>();
+    constexpr int kWidth = C::kPair ? 2 : 1;
     const int group = threadIdx.x / 128 - 1;
-    for (int id = blockIdx.x; id < total; id += gridDim.x) {
-      const GradTile tile = find(args, id);
+    const int total = args.experts * args.m_blocks / kWidth * args.n_blocks;
+    for (int id = blockIdx.x / kWidth; id < total; id += gridDim.x / kWidth) {
+      const GradTile tile = find<C>(args, id);
       if (tile.rows == 0 && args.accumulate) continue;
       float acc[kTileN / 2] = {};
-      multiply<kTileN, 1, 1, true>(acc, shared.ring, (tile.rows + kTileK - 1) / kTileK, group);
+      multiply<kTileN, 1, 1, false>(acc, shared.ring, (tile.rows + kTileK - 1) / kTileK, group);
       store(args, tile, acc, shared, group);
     }
   }
+  tear_down<C>();
+}
+
+// Pairs of blocks share B where the tiles of m pair up.
+void run(Args& args, cudaStream_t stream) {
+  args.m_blocks = (args.m + kTileM - 1) / kTileM;
+  args.n_blocks = (args.width + kTileN - 1) / kTileN;
+  if (args.m_blocks % 2 == 0)
+    launch_pairs(weight_backward_kernel<WidePair>, multiprocessors() / 2 * 2, kThreads, WidePair::kSmemBytes, stream, args);
+  else
+    launch(weight_backward_kernel<Wide>, multiprocessors(), kThreads, Wide::kSmemBytes, stream, args);
 }
 
 }  // namespace
 
 void weight_backward(const Sizes& s, const Plan& plan, const WeightGrad& g, cudaStream_t stream) {
-  const std::uint64_t m = g.m, r = s.rows;
+  const std::uint64_t m = g.m, r = s.rows, d = s.width, t = s.tokens, n = s.sorted_rows;
   Args args{};
   args.a = tensor_map(g.a, {m, r}, {m}, {64, kTileK});
+  args.b = tensor_map(g.b, {d, t}, {d}, {64, kTileK});
+  args.sorted = tensor_map(g.sorted_b, {d, n}, {d}, {64, kTileK});
   args.row_offset = plan.row_offset;
-  args.row_token = plan.row_token;
-  args.b = g.b;
+  args.sorted_offset = plan.sorted_offset;
   args.grad = g.grad;
   args.experts = s.experts;
-  args.m_blocks = (g.m + kTileM - 1) / kTileM;
-  args.n_blocks = (s.width + kTileN - 1) / kTileN;
+  args.shared = s.shared;
+  args.tokens = s.tokens;
   args.m = g.m;
   args.width = s.width;
   args.transposed = g.transposed;
   args.f32 = g.f32;
   args.accumulate = g.accumulate;
-  launch(weight_backward_kernel, multiprocessors(), kThreads, kSmemBytes, stream, args);
+  run(args, stream);
+}
+
+void gate_weight_backward(const Sizes& s, int split, int slice, const bf16* dlogits, const bf16* x, float* partial,
+                          cudaStream_t stream) {
+  const std::uint64_t m = 2 * static_cast<std::uint64_t>(split), d = s.width, t = s.tokens;
+  Args args{};
+  args.a = tensor_map(dlogits, {m, t}, {m}, {64, kTileK});
+  args.b = args.sorted = tensor_map(x, {d, t}, {d}, {64, kTileK});
+  args.slice = slice;
+  args.grad = partial;
+  args.experts = (s.tokens + slice - 1) / slice;
+  args.tokens = s.tokens;
+  args.m = 2 * split;
+  args.width = s.width;
+  args.f32 = true;
+  run(args, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

@@ -54,8 +54,6 @@ void check_problem(const Problem& p) {
           "{} tokens times {} experts each are too many rows", p.tokens, c.slots());
   require(p.sequence_length == 0 || (p.sequence_length > 0 && p.tokens % p.sequence_length == 0),
           "sequence_length ({}) must divide the number of tokens ({})", p.sequence_length, p.tokens);
-  require(p.grad_dtype == DType::kF32 || p.grad_dtype == p.dtype, "grad_dtype is {}, expected f32 or {}",
-          dsmoe::to_string(p.grad_dtype), dsmoe::to_string(p.dtype));
 }
 
 bool has_balance_loss(const MoeConfig& c) {
@@ -71,12 +69,16 @@ int column_parts(const Problem& p, bool training) {
   return static_cast<int>(parts);
 }
 
+// Where x is gathered into rows before the products instead of in their loads. Measured on an H200: the copy engine
+// feeds wgmma faster than cp.async does, which pays for the extra pass once the products are compute-bound.
+bool gathers_first(const Problem& p, bool training) { return training || p.tokens > 512; }
+
 struct ForwardMemory {
   std::int32_t* counts;
   char* plan;
   float* balance;
   char* h;
-  char* rows;
+  char* rows;  // x gathered, then, when that is used up, the experts' outputs
   std::size_t bytes;
 };
 ForwardMemory forward_memory(const Problem& p, bool training, void* base) {
@@ -88,7 +90,8 @@ ForwardMemory forward_memory(const Problem& p, bool training, void* base) {
   m.plan = arena.take<char>(training ? 0 : plan_bytes(p));
   m.balance = arena.take<float>(balance_floats(p));
   m.h = arena.take<char>(rows_of(p) * f * element);
-  m.rows = arena.take<char>(rows_of(p) * d / column_parts(p, training) * element);
+  const std::size_t sorted = gathers_first(p, training) ? sorted_rows(p) * d : 0;
+  m.rows = arena.take<char>(std::max(rows_of(p) * (d / column_parts(p, training)), sorted) * element);
   m.bytes = arena.used();
   return m;
 }
@@ -96,10 +99,10 @@ ForwardMemory forward_memory(const Problem& p, bool training, void* base) {
 struct BackwardMemory {
   float* balance;
   float* weight_grad;
-  float* dlogits;
+  char* dlogits;
   float* gate_partial;
-  char* dx_gate;
-  char* rows;  // weighted h, then, when that is used up, the rows of dx
+  char* sorted;  // dy gathered, then x, then the gate's part of dx
+  char* rows;    // weighted h, then, when that is used up, the rows of dx
   std::size_t bytes;
 };
 int weight_grad_parts(const Problem& p) {
@@ -111,21 +114,23 @@ BackwardMemory backward_memory(const Problem& p, void* base) {
   Arena arena(base);
   const std::size_t element = size_of(p.dtype);
   const auto d = static_cast<std::size_t>(p.config.hidden_size), f = static_cast<std::size_t>(p.config.expert_size);
+  const auto split = static_cast<std::size_t>(split_experts(p.config.routed_experts));
   BackwardMemory m{};
   m.balance = arena.take<float>(has_balance_loss(p.config) ? balance_floats(p) : 0);
   m.weight_grad = arena.take<float>(rows_of(p) * weight_grad_parts(p));
-  m.dlogits = arena.take<float>(static_cast<std::size_t>(p.tokens * p.config.routed_experts));
-  m.gate_partial = arena.take<float>(gate_weight_floats(p));
-  m.dx_gate = arena.take<char>(static_cast<std::size_t>(p.tokens) * d * element);
+  m.dlogits = arena.take<char>(static_cast<std::size_t>(p.tokens) * split * 4);  // f32, or two bf16 each
+  m.gate_partial = arena.take<float>(p.tokens ? static_cast<std::size_t>(gate_slices(p)) * 2 * split * d : 0);
+  m.sorted = arena.take<char>(std::max(sorted_rows(p), static_cast<std::size_t>(p.tokens)) * d * element);
   m.rows = arena.take<char>(rows_of(p) * std::max(f, d / column_parts(p, true)) * element);
   m.bytes = arena.used();
   return m;
 }
 
-hopper::Sizes sizes_of(const Problem& p) {
+hopper::Sizes sizes_of(const Problem& p, bool training) {
   const MoeConfig& c = p.config;
-  return {static_cast<int>(p.tokens), static_cast<int>(c.hidden_size), static_cast<int>(c.expert_size),
-          static_cast<int>(c.all_experts()), static_cast<int>(rows_of(p))};
+  return {static_cast<int>(p.tokens),          static_cast<int>(c.hidden_size),    static_cast<int>(c.expert_size),
+          static_cast<int>(c.all_experts()),   static_cast<int>(c.shared_experts), static_cast<int>(rows_of(p)),
+          static_cast<int>(sorted_rows(p)),    token_tile(p, training)};
 }
 
 const bf16* in(const void* p) { return static_cast<const bf16*>(p); }
@@ -140,6 +145,9 @@ void log_step(const char* what, const Problem& p, Path path, int parts) {
 
 }  // namespace
 
+// Up to here reading the weights takes longer than the products with them.
+int token_tile(const Problem& p, bool training) { return training || p.tokens > 512 ? kWideTile : kNarrowTile; }
+
 std::size_t plan_layout(const Problem& p, char* base, Plan* plan) {
   Arena arena(base);
   const auto experts = static_cast<std::size_t>(p.config.all_experts());
@@ -149,6 +157,8 @@ std::size_t plan_layout(const Problem& p, char* base, Plan* plan) {
   result.row_token = arena.take<std::int32_t>(rows_of(p));
   result.row_weight = arena.take<float>(rows_of(p));
   result.token_row = arena.take<std::int32_t>(static_cast<std::size_t>(p.tokens * p.config.experts_per_token));
+  result.sorted_offset = arena.take<std::int32_t>(static_cast<std::size_t>(p.config.routed_experts) + 1);
+  result.sorted_token = arena.take<std::int32_t>(sorted_rows(p));
   if (plan) *plan = result;
   return arena.used();
 }
@@ -182,15 +192,19 @@ void forward(const Problem& p, const Forward& f, Stream stream) {
   gate(p, mma && c.hidden_size % 8 == 0, f.x, f.weights, f.routing, m.counts, stream);
   Plan plan{};
   plan_layout(p, training ? static_cast<char*>(f.saved_plan) : m.plan, &plan);
-  make_plan(p, f.routing, m.counts, plan, stream);
+  make_plan(p, f.routing, m.counts, token_tile(p, training), plan, stream);
   if (f.balance_loss) balance(p, f.routing, m.balance, f.balance_loss, stream);
 
-  const hopper::Sizes sizes = sizes_of(p);
+  const hopper::Sizes sizes = sizes_of(p, training);
   const portable::Step step{p, plan, mma, stream};
-  if (path == Path::kHopper)
-    hopper::gate_up(sizes, plan, in(f.x), in(f.weights.gate_up), out(m.h), out(f.saved_gate_up), stream);
-  else
+  if (path == Path::kHopper) {
+    const bool sorted = gathers_first(p, training);
+    if (sorted) gather_rows(p, plan, f.x, m.rows, stream);
+    hopper::gate_up(sizes, plan, in(f.x), sorted ? in(m.rows) : nullptr, in(f.weights.gate_up), out(m.h), out(f.saved_gate_up),
+                    stream);
+  } else {
     portable::gate_up(step, f.x, f.weights.gate_up, m.h, f.saved_gate_up);
+  }
   const int columns = sizes.width / (path == Path::kHopper ? parts : 1);
   for (int first = 0; first < sizes.width; first += columns) {
     if (path == Path::kHopper)
@@ -215,6 +229,8 @@ void backward(const Problem& p, const Backward& b, Stream stream) {
     check(cudaMemsetAsync(b.ddown, 0, expert, stream), "memset");
     return;
   }
+  require(p.grad_dtype == DType::kF32 || p.grad_dtype == p.dtype, "grad_dtype is {}, expected f32 or {}",
+          dsmoe::to_string(p.grad_dtype), dsmoe::to_string(p.dtype));
   require(b.saved_gate_up && b.saved_plan && b.routing.scores, "backward needs saved_gate_up, saved_plan and routing.scores");
   const BackwardMemory m = backward_memory(p, b.workspace);
   require(b.workspace && b.workspace_bytes >= m.bytes, "the backward workspace has {} bytes, needs {}", b.workspace_bytes, m.bytes);
@@ -223,16 +239,22 @@ void backward(const Problem& p, const Backward& b, Stream stream) {
   Plan plan{};
   plan_layout(p, static_cast<char*>(const_cast<void*>(b.saved_plan)), &plan);
   const bool mma = path != Path::kPlain, f32 = p.grad_dtype == DType::kF32;
-  const hopper::Sizes sizes = sizes_of(p);
+  const hopper::Sizes sizes = sizes_of(p, true);
   const portable::Step step{p, plan, mma, stream};
+  const bool on_hopper = path == Path::kHopper;
 
   int dot_parts = 0;
-  if (path == Path::kHopper) {
+  if (on_hopper) {
     dot_parts = hopper::hidden_backward_parts(sizes);
-    hopper::hidden_backward(sizes, plan, in(b.dy), in(b.weights.down), out(b.saved_gate_up), out(m.rows), m.weight_grad, stream);
-    hopper::weight_backward(sizes, plan, {in(m.rows), in(b.dy), sizes.expert_width, true, b.ddown, f32, b.accumulate}, stream);
-    hopper::weight_backward(sizes, plan,
-                            {in(b.saved_gate_up), in(b.x), 2 * sizes.expert_width, false, b.dgate_up, f32, b.accumulate}, stream);
+    gather_rows(p, plan, b.dy, m.sorted, stream);
+    hopper::hidden_backward(sizes, plan, in(b.dy), in(m.sorted), in(b.weights.down), out(b.saved_gate_up), out(m.rows),
+                            m.weight_grad, stream);
+    hopper::weight_backward(
+        sizes, plan, {in(m.rows), in(b.dy), in(m.sorted), sizes.expert_width, true, b.ddown, f32, b.accumulate}, stream);
+    gather_rows(p, plan, b.x, m.sorted, stream);
+    hopper::weight_backward(
+        sizes, plan,
+        {in(b.saved_gate_up), in(b.x), in(m.sorted), 2 * sizes.expert_width, false, b.dgate_up, f32, b.accumulate}, stream);
   } else {
     dot_parts = portable::hidden_backward_parts(p);
     portable::hidden_backward(step, b.dy, b.weights.down, b.saved_gate_up, m.rows, m.weight_grad);
@@ -242,18 +264,27 @@ void backward(const Problem& p, const Backward& b, Stream stream) {
 
   const bool balanced = has_balance_loss(c) && b.balance_scale != 0.0f;
   if (balanced) balance(p, b.routing, m.balance, nullptr, stream);
-  gate_scores_backward(p, plan, b.routing, m.weight_grad, dot_parts, balanced ? m.balance : nullptr, b.balance_scale, m.dlogits,
-                       stream);
-  gate_input_backward(p, mma, m.dlogits, b.weights.gate, m.dx_gate, stream);
-  gate_weight_backward(p, mma, m.dlogits, b.x, m.gate_partial, b.dgate, b.accumulate, stream);
+  const int experts = static_cast<int>(c.routed_experts), split = split_experts(c.routed_experts);
+  auto* dlogits = reinterpret_cast<float*>(m.dlogits);
+  gate_scores_backward(p, plan, b.routing, m.weight_grad, dot_parts, balanced ? m.balance : nullptr, b.balance_scale,
+                       {on_hopper ? nullptr : dlogits, on_hopper ? m.dlogits : nullptr}, stream);
+  if (on_hopper) {
+    hopper::gate_input_backward(sizes, experts, split, in(m.dlogits), in(b.weights.gate), out(m.sorted), stream);
+    hopper::gate_weight_backward(sizes, split, gate_slice(p), in(m.dlogits), in(b.x), m.gate_partial, stream);
+  } else {
+    gate_input_backward(p, mma, dlogits, b.weights.gate, m.sorted, stream);
+    gate_weight_backward(p, mma, dlogits, b.x, m.gate_partial, stream);
+  }
+  // The Hopper product leaves the halves of dlogits apart.
+  add_slices(p, m.gate_partial, on_hopper ? 2 : 1, on_hopper ? split : experts, b.dgate, b.accumulate, stream);
 
   const int columns = sizes.width / parts;
   for (int first = 0; first < sizes.width; first += columns) {
-    if (path == Path::kHopper)
+    if (on_hopper)
       hopper::input_backward(sizes, plan, in(b.saved_gate_up), in(b.weights.gate_up), out(m.rows), first, columns, stream);
     else
       portable::input_backward(step, b.saved_gate_up, b.weights.gate_up, m.rows);
-    combine(p, plan, {m.rows, first, columns, nullptr, m.dx_gate, b.dx}, stream);
+    combine(p, plan, {m.rows, first, columns, nullptr, m.sorted, b.dx}, stream);
   }
 }
 

@@ -9,8 +9,12 @@
 
 namespace dsmoe::cuda {
 
-// Rows of one token tile of the Hopper kernels, at most.
-inline constexpr int kTokenTile = 256;
+// Rows of one token tile of the Hopper kernels, at most: wide tiles where the matrix units are the limit, narrow
+// ones, with more of the weights in flight, where memory is.
+inline constexpr int kWideTile = 256, kNarrowTile = 64;
+int token_tile(const Problem& problem, bool training);
+// Gathered rows of an expert start at a multiple of this, with zeros in between: a step of the products over rows.
+inline constexpr int kSortedAlign = 64;
 // Tokens whose experts one block of the gate counts.
 inline constexpr int kGateTokens = 32;
 
@@ -20,7 +24,14 @@ struct Plan {
   std::int32_t* row_token;    // [R]
   float* row_weight;          // [R] 1 for shared experts
   std::int32_t* token_row;    // [T, K] the row of each chosen expert
+  // The rows of the routed experts as gather_rows() lays them out.
+  std::int32_t* sorted_offset;  // [E + 1]
+  std::int32_t* sorted_token;   // [sorted_rows()] -1: zeros
 };
+
+inline std::size_t sorted_rows(const Problem& p) {
+  return static_cast<std::size_t>(p.tokens * p.config.experts_per_token + p.config.routed_experts * kSortedAlign);
+}
 
 std::size_t plan_layout(const Problem& problem, char* base, Plan* plan);
 

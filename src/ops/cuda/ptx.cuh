@@ -37,6 +37,18 @@ __device__ __forceinline__ void barrier_wait(std::uint32_t bar, std::uint32_t pa
       "r"(parity)
       : "memory");
 }
+// Arrives at the barrier at the same place in block `rank` of the cluster.
+__device__ __forceinline__ void barrier_arrive_remote(std::uint32_t bar, std::uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n" ::"r"(bar),
+      "r"(rank)
+      : "memory");
+}
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 // Arrives when all cp.async of this thread so far have landed; counts as one of the barrier's arrivals.
 __device__ __forceinline__ void barrier_arrive_after_cp_async(std::uint32_t bar) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
@@ -69,6 +81,14 @@ __device__ __forceinline__ void tma_load(std::uint32_t dst, const CUtensorMap* m
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
       "[%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(dst),
       "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+// The same into the same place of both blocks of a pair; each block's barrier at `bar` counts its bytes.
+__device__ __forceinline__ void tma_load_pair(std::uint32_t dst, const CUtensorMap* map, std::uint32_t bar, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
+      "l"(map), "r"(bar), "r"(c0), "r"(c1), "h"(static_cast<unsigned short>(3))
       : "memory");
 }
 // 16 bytes; the last 16 - bytes of them are zeros.

@@ -20,14 +20,17 @@ struct Best {
   int index;
 };
 
+// Floats as integers of the same order.
+__device__ inline std::uint32_t order_of(float v) {
+  const std::uint32_t bits = __float_as_uint(v + 0.0f);  // -0 and 0 are equal
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
 // The larger value; of equal ones the lower index. The same on every lane.
 __device__ inline Best warp_best(Best b) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    const float value = __shfl_xor_sync(~0u, b.value, step);
-    const int index = __shfl_xor_sync(~0u, b.index, step);
-    if (value > b.value || (value == b.value && index < b.index)) b = {value, index};
-  }
+  const std::uint32_t order = order_of(b.value), top = __reduce_max_sync(~0u, order);
+  b.index = static_cast<int>(__reduce_min_sync(~0u, order == top ? static_cast<unsigned>(b.index) : 0x7fffffffu));
+  b.value = __uint_as_float(top & 0x80000000u ? top & 0x7fffffffu : ~top);
   return b;
 }
 __device__ inline float warp_sum(float v) {
