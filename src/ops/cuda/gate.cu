@@ -15,7 +15,7 @@ namespace dsmoe::cuda {
 namespace {
 
 using bf16 = __nv_bfloat16;
-inline constexpr int kWarps = 8;
+inline constexpr int kWarps = kGateParts;
 inline constexpr int kGroup = 64;        // experts per pass
 inline constexpr int kStride = kGroup + 1;
 
@@ -31,13 +31,6 @@ struct Args {
 
 __device__ inline float to_float(float v) { return v; }
 __device__ inline float to_float(bf16 v) { return __bfloat162float(v); }
-
-__device__ inline void mma_16816(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3,
-                                 std::uint32_t b0, std::uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 // part[warp][token][expert] of experts [first, first + 64): each lane reads 16 bytes of 32 k at a time, and both
 // operands permute k alike.
@@ -105,40 +98,6 @@ __device__ void partial_plain(const Args& args, int token0, int first, float* pa
   }
 }
 
-// One token by one warp: its K experts and weights; adds them to the block's histogram.
-__device__ void choose(const Args& args, int token, float* scores, float* choice, std::int32_t* histogram) {
-  const RoutingRule& rule = args.rule;
-  const int lane = threadIdx.x % 32;
-  const bool finite = to_scores(rule, scores);
-  if (!finite && lane == 0 && args.out.bad_token) atomicMin(args.out.bad_token, token);
-  for (int i = lane; i < rule.experts; i += 32) {
-    if (args.out.scores) args.out.scores[static_cast<std::size_t>(token) * rule.experts + i] = scores[i];
-    choice[i] = args.bias ? scores[i] + args.bias[i] : scores[i];
-  }
-  __syncwarp();
-  if (rule.groups > 1) keep_best_groups(rule, choice, choice + rule.experts);
-  float sum = 0.0f, mine = 0.0f, mine_high = 0.0f;  // this lane's weights: ranks lane and lane + 32
-  for (int k = 0; k < rule.chosen; ++k) {
-    int pick = best_of(choice, 0, rule.experts).index;
-    if (!finite || pick >= rule.experts) pick = k;  // the weights are NaN then: nothing is chosen silently
-    const float weight = finite ? scores[pick] : NAN;
-    __syncwarp();
-    if (lane == 0) {
-      choice[pick] = -INFINITY;
-      args.out.ids[static_cast<std::size_t>(token) * rule.chosen + k] = pick;
-      atomicAdd(&histogram[pick], 1);
-    }
-    __syncwarp();
-    sum += weight;
-    if (k == lane) mine = weight;
-    if (k == lane + 32) mine_high = weight;
-  }
-  const float divisor = rule.normalise && rule.chosen > 1 ? sum + 1e-20f : 1.0f;
-  float* weights = args.out.weights + static_cast<std::size_t>(token) * rule.chosen;
-  if (lane < rule.chosen) weights[lane] = mine / divisor * rule.scale;
-  if (lane + 32 < rule.chosen) weights[lane + 32] = mine_high / divisor * rule.scale;
-}
-
 template <int kTokens, class T, bool kMma>
 __global__ void __launch_bounds__(kWarps * 32, 2) gate_kernel(const __grid_constant__ Args args) {
   extern __shared__ float smem[];
@@ -171,10 +130,11 @@ __global__ void __launch_bounds__(kWarps * 32, 2) gate_kernel(const __grid_const
   }
   const int warp = threadIdx.x / 32;
   for (int t = warp; t < kTokens && token0 + t < args.tokens; t += kWarps)
-    choose(args, token0 + t, scores + t * experts, choices + warp * (experts + args.rule.groups), histogram);
+    choose(args.rule, args.bias, args.out, token0 + t, scores + t * experts, choices + warp * (experts + args.rule.groups),
+           [&](int, int pick) { atomicAdd(&histogram[pick], 1); });
   __syncthreads();
   for (int i = threadIdx.x; i < experts; i += blockDim.x)
-    args.counts[static_cast<std::size_t>(i) * args.chunks + blockIdx.x] = histogram[i];
+    args.counts[static_cast<std::size_t>(blockIdx.x) * experts + i] = histogram[i];
 }
 
 template <int kTokens, class T, bool kMma>
@@ -198,10 +158,7 @@ void gate(const Problem& p, bool mma, const void* x, const Weights& weights, con
           std::int32_t* counts, cudaStream_t stream) {
   const MoeConfig& c = p.config;
   Args args{};
-  args.rule = {static_cast<int>(c.routed_experts),   static_cast<int>(c.experts_per_token),
-               static_cast<int>(c.groups),           static_cast<int>(c.groups_per_token),
-               c.score,                              c.group_score,
-               c.norm_topk_prob,                     c.routed_scaling_factor};
+  args.rule = routing_rule(c);
   args.tokens = static_cast<int>(p.tokens);
   args.width = static_cast<int>(c.hidden_size);
   args.chunks = gate_chunks(p);

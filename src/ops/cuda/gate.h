@@ -7,7 +7,7 @@
 
 namespace dsmoe::cuda {
 
-// Tokens that one block of the gate scores; counts[E, chunks] are taken over blocks of that many tokens.
+// Tokens that one block of the gate scores; counts[chunks, E] are taken over blocks of that many tokens.
 int gate_chunk(const Problem& p);
 int gate_chunks(const Problem& p);
 
@@ -18,7 +18,8 @@ void gate(const Problem& p, bool mma, const void* x, const Weights& weights, con
 void make_plan(const Problem& p, const Routing& routing, const std::int32_t* counts, int token_tile, const Plan& plan,
                cudaStream_t stream);
 
-// out[i] = in[sorted_token[i]], zeros between the experts; in is [T, D], D a multiple of 16 bytes.
+// in[T, D] as rows of the routed experts: out[token_sorted[t, k]] = in[t], zeros between the experts. D must be a
+// multiple of 16 bytes.
 void gather_rows(const Problem& p, const Plan& plan, const void* in, void* out, cudaStream_t stream);
 
 // out[t, first + c] = start[t, first + c] + sum over shared experts + sum over chosen experts of weight * rows[row, c],

@@ -15,6 +15,11 @@ struct Sizes {
   int sorted_rows, token_tile;                             // plan.h
 };
 
+// Gate and plan of few tokens in one launch of one cluster.
+bool can_route_few(const Problem& p);
+void route_few(const Problem& p, const bf16* x, const Weights& weights, const Routing& routing, int token_tile,
+               const Plan& plan, cudaStream_t stream);
+
 // h[R, F] = silu(x W_gate') * (x W_up'); also gate_up[R, 2F] when that is not null. `sorted` holds x as gather_rows()
 // leaves it; when it is null the kernel gathers by itself, which is better for few tokens.
 void gate_up(const Sizes& s, const Plan& plan, const bf16* x, const bf16* sorted, const bf16* weights, bf16* h, bf16* gate_up,

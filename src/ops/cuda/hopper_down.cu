@@ -8,6 +8,12 @@ namespace dsmoe::cuda::hopper {
 
 namespace {
 
+#ifdef PAIR_EXPERIMENT
+using WideDown = WidePair;
+#else
+using WideDown = Wide;
+#endif
+
 struct Args {
   CUtensorMap weights;
   CUtensorMap rows, narrow_rows;
@@ -27,24 +33,30 @@ struct Consumer {
 
   template <int kN>
   __device__ __forceinline__ void run() const {
-    float acc[kN / 2] = {};
+    float acc[C::kBlocks][kN / 2] = {};
     multiply<kN, kTransposedWeights, 0, false>(acc, shared.ring, args.k_blocks, group);
-    const int column = tile.m_block * kTileM + group * 64;
-    store_transposed<kN>(acc, shared.staging + group * C::kStagingBytes, group,
-                         args.out + static_cast<std::size_t>(tile.row0) * args.columns + column, args.columns,
-                         tile.rows, args.columns - column);
+#pragma unroll
+    for (int i = 0; i < C::kBlocks; ++i) {
+      const int column = (tile.m_block * C::kBlocks + i) * kTileM + group * 64;
+      store_transposed<kN>(acc[i], shared.staging + group * C::kStagingBytes, group,
+                           args.out + static_cast<std::size_t>(tile.row0) * args.columns + column, args.columns,
+                           tile.rows, args.columns - column);
+    }
   }
 };
 
 template <class C, bool kTransposedWeights>
 __device__ __forceinline__ void load_weights(const Args& args, const Tile& tile, const Ring<C>& ring, int kb) {
-  const int m = args.first + tile.m_block * kTileM;
-  if constexpr (kTransposedWeights) {
-    const int k = kb * kTileK % args.k_wrap;
-    ptx::tma_load(ring.a(), &args.weights, ring.full_barrier(), m, k, tile.expert);
-    ptx::tma_load(ring.a() + 8192, &args.weights, ring.full_barrier(), m + 64, k, tile.expert);
-  } else {
-    ptx::tma_load(ring.a(), &args.weights, ring.full_barrier(), kb * kTileK, m, tile.expert);
+  for (int i = 0; i < C::kBlocks; ++i) {
+    const int m = args.first + (tile.m_block * C::kBlocks + i) * kTileM;
+    const std::uint32_t dst = ring.a() + i * kBlockBytesA;
+    if constexpr (kTransposedWeights) {
+      const int k = kb * kTileK % args.k_wrap;
+      ptx::tma_load(dst, &args.weights, ring.full_barrier(), m, k, tile.expert);
+      ptx::tma_load(dst + 8192, &args.weights, ring.full_barrier(), m + 64, k, tile.expert);
+    } else {
+      ptx::tma_load(dst, &args.weights, ring.full_barrier(), kb * kTileK, m, tile.expert);
+    }
   }
 }
 
@@ -57,7 +69,7 @@ __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
     const RowBoxes<C> boxes(&args.rows, &args.narrow_rows, tile.row0, tile.rows);
     for (int kb = 0; kb < args.k_blocks; ++kb, ring.advance()) {
       ring.wait_empty();
-      ptx::barrier_arrive_expect(ring.full_barrier(), kBytesA + boxes.bytes());
+      ptx::barrier_arrive_expect(ring.full_barrier(), C::kBytesA + boxes.bytes());
       load_weights<C, kTransposedWeights>(args, tile, ring, kb);
       boxes.load(ring, kb);
     }
@@ -78,7 +90,7 @@ __device__ __forceinline__ void produce_early(const Args& args, Ring<C>& ring) {
     if (!waited) {
       Ring<C> ahead = ring;
       for (; kb < min(C::kStages, args.k_blocks); ++kb, ahead.advance()) {
-        ptx::barrier_arrive_expect(ahead.full_barrier(), kBytesA + boxes.bytes());
+        ptx::barrier_arrive_expect(ahead.full_barrier(), C::kBytesA + boxes.bytes());
         load_weights<C, false>(args, tile, ahead, kb);
       }
       ptx::wait_for_previous_kernel();
@@ -87,7 +99,7 @@ __device__ __forceinline__ void produce_early(const Args& args, Ring<C>& ring) {
     }
     for (; kb < args.k_blocks; ++kb, ring.advance()) {
       ring.wait_empty();
-      ptx::barrier_arrive_expect(ring.full_barrier(), kBytesA + boxes.bytes());
+      ptx::barrier_arrive_expect(ring.full_barrier(), C::kBytesA + boxes.bytes());
       load_weights<C, false>(args, tile, ring, kb);
       boxes.load(ring, kb);
     }
@@ -141,7 +153,8 @@ void down(const Sizes& s, const Plan& plan, const bf16* h, const bf16* weights, 
   Args args = common_args(tile_source(s, plan, blocks_of(columns)), h, f, s.rows, out, first, columns);
   args.weights = tensor_map(weights, {f, d, e}, {f, d * f}, {kTileK, kTileM, 1});
   if (s.token_tile == kNarrowTile) return launch_tiles<Narrow>(down_kernel<Narrow, false>, args, stream);
-  launch_tiles<WidePair>(down_kernel<WidePair, false>, args, stream);
+  if (s.token_tile == kMiddleTile) return launch_tiles<Middle>(down_kernel<Middle, false>, args, stream);
+  launch_tiles<WideDown>(down_kernel<WideDown, false>, args, stream);
 }
 
 void input_backward(const Sizes& s, const Plan& plan, const bf16* dgate_up, const bf16* weights, bf16* out, int first,
@@ -149,7 +162,7 @@ void input_backward(const Sizes& s, const Plan& plan, const bf16* dgate_up, cons
   const std::uint64_t d = s.width, f = s.expert_width, e = s.experts;
   Args args = common_args(tile_source(s, plan, blocks_of(columns)), dgate_up, 2 * f, s.rows, out, first, columns);
   args.weights = tensor_map(weights, {d, 2 * f, e}, {d, 2 * f * d}, {64, kTileK, 1});
-  launch_tiles<WidePair>(down_kernel<WidePair, true>, args, stream);
+  launch_tiles<Wide>(down_kernel<Wide, true>, args, stream);
 }
 
 void gate_input_backward(const Sizes& s, int experts, int split, const bf16* dlogits, const bf16* gate, bf16* dx,
@@ -160,7 +173,7 @@ void gate_input_backward(const Sizes& s, int experts, int split, const bf16* dlo
   Args args = common_args(all, dlogits, 2 * static_cast<std::uint64_t>(split), s.tokens, dx, 0, s.width);
   args.k_wrap = split;
   args.weights = tensor_map(gate, {d, static_cast<std::uint64_t>(experts), 1}, {d, d * experts}, {64, kTileK, 1});
-  launch_tiles<WidePair>(down_kernel<WidePair, true>, args, stream);
+  launch_tiles<Wide>(down_kernel<Wide, true>, args, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

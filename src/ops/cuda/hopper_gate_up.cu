@@ -37,7 +37,7 @@ struct Consumer {
 
   // Each warp owns 8 of the warpgroup's 32 columns; v holds one 8x8 matrix per 8 tokens.
   template <int kN>
-  __device__ __forceinline__ void store(const std::uint32_t (&v)[kN / 8], bf16* out, std::size_t ld) const {
+  __device__ __forceinline__ void store(const std::uint32_t (&v)[kN / 8], bf16* out, std::size_t ld, int block) const {
     using Area = Staging<32>;
     const std::uint32_t staging = shared.staging + group * C::kStagingBytes;
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -49,39 +49,49 @@ struct Consumer {
         ptx::stmatrix_trans(staging + Area::offset(j * 8 + lane % 16, warp), v[j], v[j + 1]);
     }
     ptx::named_barrier_sync(1 + group, 128);
-    const int column = tile.m_block * 64 + group * 32;
+    const int column = block * 64 + group * 32;
     Area::copy_out(staging, out + tile.row0 * ld + column, ld, tile.rows, args.expert_width - column);
     ptx::named_barrier_sync(1 + group, 128);
   }
 
   template <int kN>
-  __device__ __forceinline__ void run() const {
-    float acc[kN / 2] = {};
-    multiply<kN, 0, 0, kGather>(acc, shared.ring, (args.width + kTileK - 1) / kTileK, group);
+  __device__ __forceinline__ void finish(const float (&acc)[kN / 2], int block) const {
     std::uint32_t v[kN / 8];
     if (args.gate_up) {
       const std::size_t ld = 2 * static_cast<std::size_t>(args.expert_width);
 #pragma unroll
       for (int j = 0; j < kN / 8; ++j) v[j] = ptx::pack(acc[4 * j], acc[4 * j + 1]);
-      store<kN>(v, args.gate_up, ld);
+      store<kN>(v, args.gate_up, ld, block);
 #pragma unroll
       for (int j = 0; j < kN / 8; ++j) v[j] = ptx::pack(acc[4 * j + 2], acc[4 * j + 3]);
-      store<kN>(v, args.gate_up + args.expert_width, ld);
+      store<kN>(v, args.gate_up + args.expert_width, ld, block);
     }
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j)
       v[j] = ptx::pack(silu(acc[4 * j]) * acc[4 * j + 2], silu(acc[4 * j + 1]) * acc[4 * j + 3]);
-    store<kN>(v, args.h, args.expert_width);
+    store<kN>(v, args.h, args.expert_width, block);
+  }
+
+  template <int kN>
+  __device__ __forceinline__ void run() const {
+    float acc[C::kBlocks][kN / 2] = {};
+    multiply<kN, 0, 0, kGather>(acc, shared.ring, (args.width + kTileK - 1) / kTileK, group);
+#pragma unroll
+    for (int i = 0; i < C::kBlocks; ++i) finish<kN>(acc[i], tile.m_block * C::kBlocks + i);
   }
 };
 
 template <class C>
 __device__ __forceinline__ void load_weights(const Args& args, const Tile& tile, const Ring<C>& ring, int kb) {
-  if (args.boxes == 1) {
-    ptx::tma_load(ring.a(), &args.weights, ring.full_barrier(), kb * kTileK, 0, 0, tile.m_block * 8, tile.expert);
-  } else {
-    for (int i = 0; i < 8; ++i)
-      ptx::tma_load(ring.a() + i * 2048, &args.weights, ring.full_barrier(), kb * kTileK, 0, tile.m_block * 8 + i, 0, tile.expert);
+  for (int i = 0; i < C::kBlocks; ++i) {
+    const int f = (tile.m_block * C::kBlocks + i) * 8;
+    const std::uint32_t dst = ring.a() + i * kBlockBytesA;
+    if (args.boxes == 1) {
+      ptx::tma_load(dst, &args.weights, ring.full_barrier(), kb * kTileK, 0, 0, f, tile.expert);
+    } else {
+      for (int j = 0; j < 8; ++j)
+        ptx::tma_load(dst + j * 2048, &args.weights, ring.full_barrier(), kb * kTileK, 0, f + j, 0, tile.expert);
+    }
   }
 }
 
@@ -95,7 +105,7 @@ __device__ __forceinline__ void produce_gathered(const Args& args, Ring<C>& ring
     for (int kb = 0; kb < k_blocks; ++kb, ring.advance()) {
       ring.wait_empty();
       if (threadIdx.x == 0) {
-        ptx::barrier_arrive_expect(ring.full_barrier(), kBytesA);
+        ptx::barrier_arrive_expect(ring.full_barrier(), C::kBytesA);
         load_weights(args, tile, ring, kb);
       }
       gather.copy(ring.b(), args.rows, args.width, kb);
@@ -115,7 +125,7 @@ __device__ __forceinline__ void produce_sorted(const Args& args, Ring<C>& ring, 
     const RowBoxes<C> boxes(shared ? &args.x : &args.sorted, shared ? &args.x_narrow : &args.sorted_narrow, row, tile.rows);
     for (int kb = 0; kb < k_blocks; ++kb, ring.advance()) {
       ring.wait_empty();
-      ptx::barrier_arrive_expect(ring.full_barrier(), kBytesA + boxes.bytes());
+      ptx::barrier_arrive_expect(ring.full_barrier(), C::kBytesA + boxes.bytes());
       load_weights(args, tile, ring, kb);
       boxes.load(ring, kb);
     }
@@ -163,14 +173,14 @@ void gate_up(const Sizes& s, const Plan& plan, const bf16* x, const bf16* sorted
   args.gate_up = gate_up;
   args.width = s.width;
   args.expert_width = s.expert_width;
-  if (s.token_tile == kNarrowTile && !sorted) return launch_tiles<Narrow>(gate_up_kernel<Narrow, true>, args, stream);
-  if (!sorted) return launch_tiles<Wide>(gate_up_kernel<Wide, true>, args, stream);
+  if (!sorted) return launch_tiles<Narrow>(gate_up_kernel<Narrow, true>, args, stream);
   const std::uint64_t t = s.tokens, n = s.sorted_rows;
   args.x = tensor_map(x, {d, t}, {d}, {kTileK, kBoxRows});
   args.x_narrow = tensor_map(x, {d, t}, {d}, {kTileK, 8});
   args.sorted = tensor_map(sorted, {d, n}, {d}, {kTileK, kBoxRows});
   args.sorted_narrow = tensor_map(sorted, {d, n}, {d}, {kTileK, 8});
-  launch_tiles<WidePair>(gate_up_kernel<WidePair, false>, args, stream);
+  if (s.token_tile == kMiddleTile) return launch_tiles<Middle>(gate_up_kernel<Middle, false>, args, stream);
+  launch_tiles<Wide>(gate_up_kernel<Wide, false>, args, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

@@ -16,25 +16,27 @@ namespace dsmoe::cuda::hopper {
 
 inline constexpr int kTileM = 128;
 inline constexpr int kTileK = 64;
-inline constexpr int kBytesA = kTileM * kTileK * 2;
+inline constexpr int kBlockBytesA = kTileM * kTileK * 2;
 inline constexpr int kThreads = 384;
 inline constexpr int kProducerRegisters = 56;
 inline constexpr int kConsumerRegisters = 224;
 
-// kPair: two blocks (a cluster) work on neighbouring weight tiles of one token tile; each loads half of the tokens
-// for both, which takes a third off the traffic from the cache.
-template <int kTokens_, int kStages_, bool kPair_>
+// kBlocks: blocks of 128 weight rows in a tile. kPair: two blocks (a cluster) work on neighbouring weight tiles of one
+// token tile, and each loads half of the tokens for both.
+template <int kTokens_, int kStages_, int kBlocks_, bool kPair_>
 struct Config {
-  static constexpr int kTokens = kTokens_, kStages = kStages_;
+  static constexpr int kTokens = kTokens_, kStages = kStages_, kBlocks = kBlocks_;
   static constexpr bool kPair = kPair_;
+  static constexpr int kBytesA = kBlocks * kBlockBytesA;
   static constexpr int kBytesB = kTokens * kTileK * 2;
   static constexpr int kStageBytes = kBytesA + kBytesB;
   static constexpr int kStagingBytes = kTokens < 128 ? kTokens * 128 : 16384;  // per consumer warpgroup
   static constexpr int kSmemBytes = kStages * kStageBytes + 2 * kStagingBytes + 1024 + 256;  // to align; barriers
 };
-using Wide = Config<kWideTile, 4, false>;
-using WidePair = Config<kWideTile, 4, true>;
-using Narrow = Config<kNarrowTile, 8, false>;
+using Wide = Config<kWideTile, 4, 1, false>;
+using WidePair = Config<kWideTile, 4, 1, true>;
+using Middle = Config<kMiddleTile, 4, 2, false>;
+using Narrow = Config<kNarrowTile, 8, 1, false>;
 
 struct Tile {
   int expert, m_block, row0, rows;
@@ -125,7 +127,7 @@ struct Ring {
   std::uint32_t phase = 0;
 
   __device__ __forceinline__ std::uint32_t a() const { return data + stage * C::kStageBytes; }
-  __device__ __forceinline__ std::uint32_t b() const { return a() + kBytesA; }
+  __device__ __forceinline__ std::uint32_t b() const { return a() + C::kBytesA; }
   __device__ __forceinline__ std::uint32_t full_barrier() const { return full + stage * 8; }
   __device__ __forceinline__ std::uint32_t empty_barrier() const { return empty + stage * 8; }
   __device__ __forceinline__ void advance() {
@@ -212,9 +214,10 @@ struct RowBoxes {
   }
 };
 
-// acc += A * B over `k_blocks` stages. kGathered: B was written by cp.async, which wgmma sees only after a fence.
+// acc[i] += A * B of weight block i over `k_blocks` stages. kGathered: B was written by cp.async, which wgmma sees only
+// after a fence.
 template <int kN, int kTransA, int kTransB, bool kGathered, class C>
-__device__ __forceinline__ void multiply(float (&acc)[kN / 2], Ring<C>& ring, int k_blocks, int group) {
+__device__ __forceinline__ void multiply(float (&acc)[C::kBlocks][kN / 2], Ring<C>& ring, int k_blocks, int group) {
   constexpr int kStepA = kTransA ? 2048 >> 4 : 32 >> 4;
   constexpr int kStepB = kTransB ? 2048 >> 4 : 32 >> 4;
   const bool signals = threadIdx.x % 32 == 0;
@@ -227,7 +230,9 @@ __device__ __forceinline__ void multiply(float (&acc)[kN / 2], Ring<C>& ring, in
     ptx::wgmma_fence();
 #pragma unroll
     for (int j = 0; j < kTileK / 16; ++j)
-      ptx::Wgmma<kN, kTransA, kTransB>::run(acc, a + j * kStepA, b + j * kStepB, kb + j);
+#pragma unroll
+      for (int i = 0; i < C::kBlocks; ++i)
+        ptx::Wgmma<kN, kTransA, kTransB>::run(acc[i], a + i * (kBlockBytesA >> 4) + j * kStepA, b + j * kStepB, kb + j);
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     if (kb > 0 && signals) release<C>(previous);
@@ -235,19 +240,22 @@ __device__ __forceinline__ void multiply(float (&acc)[kN / 2], Ring<C>& ring, in
     ring.advance();
   }
   ptx::wgmma_wait<0>();
-  ptx::pin(acc);
+#pragma unroll
+  for (int i = 0; i < C::kBlocks; ++i) ptx::pin(acc[i]);
   if (k_blocks > 0 && signals) release<C>(previous);
 }
 
-template <class Body>
+template <class C, class Body>
 __device__ __forceinline__ void with_wide_width(int rows, Body&& body) {
-  if (rows > 128) {
-    if (rows > 192) {
-      if (rows > 224) return body.template run<256>();
-      return body.template run<224>();
+  if constexpr (C::kTokens > 128) {
+    if (rows > 128) {
+      if (rows > 192) {
+        if (rows > 224) return body.template run<256>();
+        return body.template run<224>();
+      }
+      if (rows > 160) return body.template run<192>();
+      return body.template run<160>();
     }
-    if (rows > 160) return body.template run<192>();
-    return body.template run<160>();
   }
   if (rows > 48) {
     if (rows > 96) return body.template run<128>();
@@ -264,7 +272,7 @@ __device__ __forceinline__ void with_wide_width(int rows, Body&& body) {
 template <class C, class Body>
 __device__ __forceinline__ void with_width(int rows, Body&& body) {
   if constexpr (C::kTokens > 64) {
-    with_wide_width(rows, body);
+    with_wide_width<C>(rows, body);
   } else {
     if (rows > 32) return rows > 48 ? body.template run<64>() : body.template run<48>();
     if (rows > 16) return body.template run<32>();
@@ -370,8 +378,9 @@ inline TileSource tile_source(const Sizes& s, const Plan& plan, int m_blocks) {
 // One block per multiprocessor, in pairs where the configuration wants them.
 template <class C, class Args>
 void launch_tiles(void (*kernel)(Args), Args& args, cudaStream_t stream) {
+  args.tiles.m_blocks = (args.tiles.m_blocks + C::kBlocks - 1) / C::kBlocks;
   if constexpr (C::kPair) {
-    args.tiles.m_blocks += args.tiles.m_blocks % 2;  // a tile past the end writes nothing
+    args.tiles.m_blocks += args.tiles.m_blocks % 2;  // blocks past the end write nothing
     launch_pairs(kernel, multiprocessors() / 2 * 2, kThreads, C::kSmemBytes, stream, args);
   } else {
     launch(kernel, multiprocessors(), kThreads, C::kSmemBytes, stream, args);

@@ -131,15 +131,15 @@ struct Consumer {
 
   template <int kN>
   __device__ __forceinline__ void run() const {
-    float acc[kN / 2] = {};
+    float acc[1][kN / 2] = {};
     multiply<kN, 1, 0, false>(acc, shared.ring, (args.width + kTileK - 1) / kTileK, group);
-    stage<kN, 0>(acc);
+    stage<kN, 0>(acc[0]);
     if constexpr (kN > 64)
-      if (tile.rows > 64) stage<kN, 64>(acc);
+      if (tile.rows > 64) stage<kN, 64>(acc[0]);
     if constexpr (kN > 128)
-      if (tile.rows > 128) stage<kN, 128>(acc);
+      if (tile.rows > 128) stage<kN, 128>(acc[0]);
     if constexpr (kN > 192)
-      if (tile.rows > 192) stage<kN, 192>(acc);
+      if (tile.rows > 192) stage<kN, 192>(acc[0]);
   }
 };
 
@@ -167,7 +167,7 @@ __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
     for (int kb = 0; kb < k_blocks; ++kb, ring.advance()) {
       ring.wait_empty();
       const std::uint32_t bar = ring.full_barrier();
-      ptx::barrier_arrive_expect(bar, kBytesA + boxes.bytes());
+      ptx::barrier_arrive_expect(bar, C::kBytesA + boxes.bytes());
       ptx::tma_load(ring.a(), &args.weights, bar, tile.m_block * kTileM, kb * kTileK, tile.expert);
       ptx::tma_load(ring.a() + 8192, &args.weights, bar, tile.m_block * kTileM + 64, kb * kTileK, tile.expert);
       boxes.load(ring, kb);

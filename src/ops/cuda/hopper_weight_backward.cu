@@ -160,22 +160,18 @@ __global__ void __launch_bounds__(kThreads, 1) weight_backward_kernel(const __gr
     for (int id = blockIdx.x / kWidth; id < total; id += gridDim.x / kWidth) {
       const GradTile tile = find<C>(args, id);
       if (tile.rows == 0 && args.accumulate) continue;
-      float acc[kTileN / 2] = {};
+      float acc[1][kTileN / 2] = {};
       multiply<kTileN, 1, 1, false>(acc, shared.ring, (tile.rows + kTileK - 1) / kTileK, group);
-      store(args, tile, acc, shared, group);
+      store(args, tile, acc[0], shared, group);
     }
   }
   tear_down<C>();
 }
 
-// Pairs of blocks share B where the tiles of m pair up.
 void run(Args& args, cudaStream_t stream) {
   args.m_blocks = (args.m + kTileM - 1) / kTileM;
   args.n_blocks = (args.width + kTileN - 1) / kTileN;
-  if (args.m_blocks % 2 == 0)
-    launch_pairs(weight_backward_kernel<WidePair>, multiprocessors() / 2 * 2, kThreads, WidePair::kSmemBytes, stream, args);
-  else
-    launch(weight_backward_kernel<Wide>, multiprocessors(), kThreads, Wide::kSmemBytes, stream, args);
+  launch(weight_backward_kernel<Wide>, multiprocessors(), kThreads, Wide::kSmemBytes, stream, args);
 }
 
 }  // namespace

@@ -146,7 +146,10 @@ void log_step(const char* what, const Problem& p, Path path, int parts) {
 }  // namespace
 
 // Up to here reading the weights takes longer than the products with them.
-int token_tile(const Problem& p, bool training) { return training || p.tokens > 512 ? kWideTile : kNarrowTile; }
+int token_tile(const Problem& p, bool training) {
+  if (training || p.tokens > 2048) return kWideTile;
+  return p.tokens > 512 ? kMiddleTile : kNarrowTile;
+}
 
 std::size_t plan_layout(const Problem& p, char* base, Plan* plan) {
   Arena arena(base);
@@ -158,7 +161,7 @@ std::size_t plan_layout(const Problem& p, char* base, Plan* plan) {
   result.row_weight = arena.take<float>(rows_of(p));
   result.token_row = arena.take<std::int32_t>(static_cast<std::size_t>(p.tokens * p.config.experts_per_token));
   result.sorted_offset = arena.take<std::int32_t>(static_cast<std::size_t>(p.config.routed_experts) + 1);
-  result.sorted_token = arena.take<std::int32_t>(sorted_rows(p));
+  result.token_sorted = arena.take<std::int32_t>(static_cast<std::size_t>(p.tokens * p.config.experts_per_token));
   if (plan) *plan = result;
   return arena.used();
 }
@@ -189,10 +192,14 @@ void forward(const Problem& p, const Forward& f, Stream stream) {
   const MoeConfig& c = p.config;
   const bool mma = path != Path::kPlain;
 
-  gate(p, mma && c.hidden_size % 8 == 0, f.x, f.weights, f.routing, m.counts, stream);
   Plan plan{};
   plan_layout(p, training ? static_cast<char*>(f.saved_plan) : m.plan, &plan);
-  make_plan(p, f.routing, m.counts, token_tile(p, training), plan, stream);
+  if (path == Path::kHopper && !training && hopper::can_route_few(p)) {
+    hopper::route_few(p, in(f.x), f.weights, f.routing, token_tile(p, training), plan, stream);
+  } else {
+    gate(p, mma && c.hidden_size % 8 == 0, f.x, f.weights, f.routing, m.counts, stream);
+    make_plan(p, f.routing, m.counts, token_tile(p, training), plan, stream);
+  }
   if (f.balance_loss) balance(p, f.routing, m.balance, f.balance_loss, stream);
 
   const hopper::Sizes sizes = sizes_of(p, training);

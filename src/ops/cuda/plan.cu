@@ -1,5 +1,7 @@
 // The plan: a stable counting sort of (token, choice) pairs by expert, in one launch. Every block adds up the counts
 // of the blocks before it by itself, so no block waits for another.
+#include <algorithm>
+
 #include "ops/cuda/gate.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/ptx.cuh"
@@ -14,43 +16,48 @@ inline constexpr int kChunksPerBlock = 4;
 struct Args {
   const std::int32_t* ids;
   const float* weights;
-  const std::int32_t* counts;  // [E, chunks]
+  const std::int32_t* counts;  // [chunks, E]
   int tokens, experts, shared, chosen, chunks, chunk_tokens, token_tile;
   Plan plan;
 };
 
-__device__ inline int warp_total(int v) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
-  return v;
-}
-
-// totals[e], and starts[i][e]: how many pairs of expert e the chunks before first_chunk + i hold.
-__device__ void count(const Args& args, int first_chunk, std::int32_t* totals, std::int32_t* starts) {
-  const int lane = threadIdx.x % 32;
-  for (int e = threadIdx.x / 32; e < args.experts; e += kThreads / 32) {
-    const std::int32_t* row = args.counts + static_cast<std::size_t>(e) * args.chunks;
+// totals[e], and starts[i][e]: how many pairs of expert e the chunks before first_chunk + i hold. The threads of one
+// expert take turns at the chunks; scratch holds their sums, [2][parts][E].
+__device__ void count(const Args& args, int first_chunk, std::int32_t* totals, std::int32_t* starts, std::int32_t* scratch) {
+  const int width = min(args.experts, kThreads), parts = kThreads / width, part = threadIdx.x / width;
+  for (int e = threadIdx.x % width; e < args.experts && part < parts; e += width) {
     int before = 0, all = 0;
 #pragma unroll 16
-    for (int c = lane; c < args.chunks; c += 32) {
-      const int v = row[c];
+    for (int c = part; c < args.chunks; c += parts) {
+      const int v = args.counts[static_cast<std::size_t>(c) * args.experts + e];
       all += v;
-      if (c < first_chunk) before += v;
+      before += c < first_chunk ? v : 0;
     }
-    before = warp_total(before);
-    all = warp_total(all);
-    if (lane == 0) {
-      totals[e] = all;
-      for (int i = 0; i < kChunksPerBlock; ++i) {
-        starts[i * args.experts + e] = before;
-        if (first_chunk + i < args.chunks) before += row[first_chunk + i];
-      }
+    scratch[part * args.experts + e] = before;
+    scratch[(parts + part) * args.experts + e] = all;
+  }
+  for (int i = threadIdx.x; i < kChunksPerBlock * args.experts; i += kThreads)
+    starts[i] = first_chunk + i / args.experts < args.chunks
+                    ? args.counts[static_cast<std::size_t>(first_chunk) * args.experts + i]
+                    : 0;
+  __syncthreads();
+  for (int e = threadIdx.x; e < args.experts; e += kThreads) {
+    int before = 0, all = 0;
+    for (int i = 0; i < parts; ++i) {
+      before += scratch[i * args.experts + e];
+      all += scratch[(parts + i) * args.experts + e];
+    }
+    totals[e] = all;
+    for (int i = 0; i < kChunksPerBlock; ++i) {
+      const int v = starts[i * args.experts + e];
+      starts[i * args.experts + e] = before;
+      before += v;
     }
   }
 }
 
 // Exclusive sums over the experts by one warp, 32 at a time: first rows (over totals), first gathered rows and token
-// tiles. Block 0 also writes them out, and marks the gathered rows between the experts.
+// tiles. Block 0 also writes them out.
 __device__ void offsets(const Args& args, std::int32_t* totals, std::int32_t* sorted) {
   const int lane = threadIdx.x, shared_tiles = (args.tokens + args.token_tile - 1) / args.token_tile;
   int row = args.shared * args.tokens, tile = args.shared * shared_tiles, gathered = 0;
@@ -73,7 +80,6 @@ __device__ void offsets(const Args& args, std::int32_t* totals, std::int32_t* so
         args.plan.row_offset[args.shared + e] = totals[e];
         args.plan.tile_offset[args.shared + e] = tile + tiles - t;
         args.plan.sorted_offset[e] = sorted[e];
-        for (int i = n; i < padded; ++i) args.plan.sorted_token[sorted[e] + i] = -1;
       }
     }
     row += __shfl_sync(~0u, rows, 31);
@@ -95,7 +101,8 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
   std::int32_t* totals = smem;                     // [E], then the first row of each expert
   std::int32_t* sorted = totals + args.experts;    // [E] first gathered row of each expert
   std::int32_t* starts = sorted + args.experts;    // [chunks per block][E]
-  std::int32_t* ids = starts + kChunksPerBlock * args.experts;    // this block's [tokens][K]
+  std::int32_t* ids = starts + kChunksPerBlock * args.experts;  // this block's [tokens][K]
+  std::int32_t* scratch = ids + kChunksPerBlock * args.chunk_tokens * args.chosen;
 #if __CUDA_ARCH__ >= 900
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
@@ -105,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
   const int tokens = min(kChunksPerBlock * args.chunk_tokens, args.tokens - token0);
   for (int i = threadIdx.x; i < tokens * args.chosen; i += kThreads)
     ids[i] = args.ids[static_cast<std::size_t>(token0) * args.chosen + i];
-  count(args, first_chunk, totals, starts);
+  count(args, first_chunk, totals, starts, scratch);
   __syncthreads();
   if (threadIdx.x < 32) offsets(args, totals, sorted);
   __syncthreads();
@@ -125,38 +132,73 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
       if (ids[j] != e) continue;
       const std::size_t pair = static_cast<std::size_t>(token0) * args.chosen + j;
       args.plan.row_token[row] = token0 + j / args.chosen;
-      args.plan.sorted_token[row + to_sorted] = token0 + j / args.chosen;
+      args.plan.token_sorted[pair] = row + to_sorted;
       args.plan.row_weight[row] = args.weights[pair];
       args.plan.token_row[pair] = row++;
     }
   }
 }
 
-inline constexpr int kRowsPerBlock = 8;
+inline constexpr int kWarps = 8;
 
-// One warp per gathered row.
-__global__ void __launch_bounds__(32 * kRowsPerBlock) gather_kernel(const std::int32_t* count, const std::int32_t* sorted_token,
-                                                                    const uint4* in, uint4* out, int chunks) {
+struct GatherArgs {
+  const std::int32_t* row_offset;     // of the routed experts
+  const std::int32_t* sorted_offset;
+  const std::int32_t* token_sorted;
+  const uint4* in;
+  uint4* out;
+  int tokens, experts, chosen, chunks, token_blocks;
+};
+
+// One warp per token: reads it once, writes it to each of its experts. The blocks after those of the tokens write the
+// zeros, one per expert.
+__global__ void __launch_bounds__(32 * kWarps) gather_kernel(const __grid_constant__ GatherArgs args) {
 #if __CUDA_ARCH__ >= 900
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
 #endif
-  const int row = blockIdx.x * kRowsPerBlock + threadIdx.x / 32;
-  if (row >= *count) return;
-  const int token = sorted_token[row];
-  const uint4* from = in + static_cast<std::size_t>(max(token, 0)) * chunks;
-#pragma unroll 8
-  for (int i = threadIdx.x % 32; i < chunks; i += 32)
-    out[static_cast<std::size_t>(row) * chunks + i] = token >= 0 ? __ldg(from + i) : uint4{};
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (blockIdx.x >= args.token_blocks) {
+    const int e = blockIdx.x - args.token_blocks;
+    const int end = args.sorted_offset[e + 1];
+    for (int row = args.sorted_offset[e] + args.row_offset[e + 1] - args.row_offset[e] + warp; row < end; row += kWarps)
+      for (int i = lane; i < args.chunks; i += 32) args.out[static_cast<std::size_t>(row) * args.chunks + i] = uint4{};
+    return;
+  }
+  const int token = blockIdx.x * kWarps + warp;
+  if (token >= args.tokens) return;
+  const uint4* in = args.in + static_cast<std::size_t>(token) * args.chunks;
+  const std::int32_t* rows = args.token_sorted + static_cast<std::size_t>(token) * args.chosen;
+  constexpr int kBatch = 8;
+  for (int i0 = lane; i0 < args.chunks; i0 += 32 * kBatch) {
+    uint4 v[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      if (i0 + 32 * b < args.chunks) v[b] = __ldg(in + i0 + 32 * b);
+    for (int k = 0; k < args.chosen; ++k) {
+      uint4* out = args.out + static_cast<std::size_t>(rows[k]) * args.chunks;
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b)
+        if (i0 + 32 * b < args.chunks) out[i0 + 32 * b] = v[b];
+    }
+  }
 }
 
 }  // namespace
 
 void gather_rows(const Problem& p, const Plan& plan, const void* in, void* out, cudaStream_t stream) {
-  const int chunks = static_cast<int>(static_cast<std::size_t>(p.config.hidden_size) * size_of(p.dtype) / 16);
-  const auto blocks = static_cast<unsigned>((sorted_rows(p) + kRowsPerBlock - 1) / kRowsPerBlock);
-  launch(gather_kernel, blocks, 32 * kRowsPerBlock, 0, stream, plan.sorted_offset + p.config.routed_experts, plan.sorted_token,
-         static_cast<const uint4*>(in), static_cast<uint4*>(out), chunks);
+  GatherArgs args{};
+  args.row_offset = plan.row_offset + p.config.shared_experts;
+  args.sorted_offset = plan.sorted_offset;
+  args.token_sorted = plan.token_sorted;
+  args.in = static_cast<const uint4*>(in);
+  args.out = static_cast<uint4*>(out);
+  args.tokens = static_cast<int>(p.tokens);
+  args.experts = static_cast<int>(p.config.routed_experts);
+  args.chosen = static_cast<int>(p.config.experts_per_token);
+  args.chunks = static_cast<int>(static_cast<std::size_t>(p.config.hidden_size) * size_of(p.dtype) / 16);
+  args.token_blocks = (args.tokens + kWarps - 1) / kWarps;
+  launch(gather_kernel, args.token_blocks + args.experts, 32 * kWarps, 0, stream, args);
 }
 
 void make_plan(const Problem& p, const Routing& routing, const std::int32_t* counts, int token_tile, const Plan& plan,
@@ -174,7 +216,8 @@ void make_plan(const Problem& p, const Routing& routing, const std::int32_t* cou
   args.token_tile = token_tile;
   args.plan = plan;
   const int blocks = (args.chunks + kChunksPerBlock - 1) / kChunksPerBlock;
-  const int ints = args.experts * (2 + kChunksPerBlock) + kChunksPerBlock * args.chunk_tokens * args.chosen;
+  const int ints = args.experts * (2 + kChunksPerBlock) + kChunksPerBlock * args.chunk_tokens * args.chosen +
+                   2 * std::max(args.experts, kThreads);
   launch(plan_kernel, blocks, kThreads, ints * 4, stream, args);
 }
 

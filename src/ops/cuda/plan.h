@@ -11,7 +11,7 @@ namespace dsmoe::cuda {
 
 // Rows of one token tile of the Hopper kernels, at most: wide tiles where the matrix units are the limit, narrow
 // ones, with more of the weights in flight, where memory is.
-inline constexpr int kWideTile = 256, kNarrowTile = 64;
+inline constexpr int kWideTile = 256, kMiddleTile = 128, kNarrowTile = 64;
 int token_tile(const Problem& problem, bool training);
 // Gathered rows of an expert start at a multiple of this, with zeros in between: a step of the products over rows.
 inline constexpr int kSortedAlign = 64;
@@ -26,7 +26,7 @@ struct Plan {
   std::int32_t* token_row;    // [T, K] the row of each chosen expert
   // The rows of the routed experts as gather_rows() lays them out.
   std::int32_t* sorted_offset;  // [E + 1]
-  std::int32_t* sorted_token;   // [sorted_rows()] -1: zeros
+  std::int32_t* token_sorted;   // [T, K]
 };
 
 inline std::size_t sorted_rows(const Problem& p) {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "dsmoe/moe_config.h"
+#include "ops/cuda/moe_layer.h"
 
 namespace dsmoe::cuda {
 
@@ -95,6 +95,63 @@ __device__ inline void keep_best_groups(const RoutingRule& rule, float* choice, 
       for (int i = lane; i < size; i += 32) choice[g * size + i] = -INFINITY;
   }
   __syncwarp();
+}
+
+// One token by one warp: scores[E] (logits on entry), its K experts and their weights. choice is scratch of E + groups
+// floats; on_pick(k, expert) is called by lane 0.
+template <class OnPick>
+__device__ inline void choose(const RoutingRule& rule, const float* bias, const Routing& out, int token, float* scores,
+                              float* choice, OnPick&& on_pick) {
+  const int lane = threadIdx.x % 32;
+  const bool finite = to_scores(rule, scores);
+  if (!finite && lane == 0 && out.bad_token) atomicMin(out.bad_token, token);
+  for (int i = lane; i < rule.experts; i += 32) {
+    if (out.scores) out.scores[static_cast<std::size_t>(token) * rule.experts + i] = scores[i];
+    choice[i] = bias ? scores[i] + bias[i] : scores[i];
+  }
+  __syncwarp();
+  if (rule.groups > 1) keep_best_groups(rule, choice, choice + rule.experts);
+  float sum = 0.0f, mine = 0.0f, mine_high = 0.0f;  // this lane's weights: ranks lane and lane + 32
+  for (int k = 0; k < rule.chosen; ++k) {
+    int pick = best_of(choice, 0, rule.experts).index;
+    if (!finite || pick >= rule.experts) pick = k;  // the weights are NaN then: nothing is chosen silently
+    const float weight = finite ? scores[pick] : NAN;
+    __syncwarp();
+    if (lane == 0) {
+      choice[pick] = -INFINITY;
+      out.ids[static_cast<std::size_t>(token) * rule.chosen + k] = pick;
+      on_pick(k, pick);
+    }
+    __syncwarp();
+    sum += weight;
+    if (k == lane) mine = weight;
+    if (k == lane + 32) mine_high = weight;
+  }
+  const float divisor = rule.normalise && rule.chosen > 1 ? sum + 1e-20f : 1.0f;
+  float* weights = out.weights + static_cast<std::size_t>(token) * rule.chosen;
+  if (lane < rule.chosen) weights[lane] = mine / divisor * rule.scale;
+  if (lane + 32 < rule.chosen) weights[lane + 32] = mine_high / divisor * rule.scale;
+}
+
+inline RoutingRule routing_rule(const MoeConfig& c) {
+  return {static_cast<int>(c.routed_experts),
+          static_cast<int>(c.experts_per_token),
+          static_cast<int>(c.groups),
+          static_cast<int>(c.groups_per_token),
+          c.score,
+          c.group_score,
+          c.norm_topk_prob,
+          c.routed_scaling_factor};
+}
+
+// The gate's logits are sums of this many parts of D, added in order, whatever kernel makes them.
+inline constexpr int kGateParts = 8;
+
+__device__ inline void mma_16816(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3,
+                                 std::uint32_t b0, std::uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 }  // namespace dsmoe::cuda
