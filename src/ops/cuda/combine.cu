@@ -14,7 +14,8 @@ using bf16 = __nv_bfloat16;
 struct Args {
   Combine c;
   const std::int32_t* token_row;
-  int tokens, width, shared, chosen;
+  int tokens, width, chosen;
+  int row_shift;  // by which routed rows lie earlier than in the plan
 };
 
 template <class T, int kVector>
@@ -59,11 +60,11 @@ __global__ void __launch_bounds__(256) combine_kernel(const __grid_constant__ Ar
 #pragma unroll
     for (int v = 0; v < kVector; ++v) sum[v] = fmaf(weight, to_float(in.v[v]), sum[v]);
   };
-  for (int s = 0; s < args.shared; ++s) add(static_cast<std::size_t>(s) * args.tokens + token, 1.0f);
+  for (int s = 0; s < args.c.shared_rows; ++s) add(static_cast<std::size_t>(s) * args.tokens + token, 1.0f);
   const std::size_t first = static_cast<std::size_t>(token) * args.chosen;
 #pragma unroll 4
   for (int k = 0; k < args.chosen; ++k)
-    add(args.token_row[first + k], args.c.weights ? args.c.weights[first + k] : 1.0f);
+    add(args.token_row[first + k] - args.row_shift, args.c.weights ? args.c.weights[first + k] : 1.0f);
   Vector out;
 #pragma unroll
   for (int v = 0; v < kVector; ++v) from_float(sum[v], out.v[v]);
@@ -83,8 +84,8 @@ void combine(const Problem& p, const Plan& plan, const Combine& c, cudaStream_t 
                   plan.token_row,
                   static_cast<int>(p.tokens),
                   static_cast<int>(p.config.hidden_size),
-                  static_cast<int>(p.config.shared_experts),
-                  static_cast<int>(p.config.experts_per_token)};
+                  static_cast<int>(p.config.experts_per_token),
+                  static_cast<int>((p.config.shared_experts - c.shared_rows) * p.tokens)};
   const bool wide = p.config.hidden_size % 8 == 0 && c.first % 8 == 0 && c.columns % 8 == 0;
   if (p.dtype == DType::kF32) return wide ? run<float, 4>(args, stream) : run<float, 1>(args, stream);
   return wide ? run<bf16, 8>(args, stream) : run<bf16, 1>(args, stream);

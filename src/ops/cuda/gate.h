@@ -23,10 +23,11 @@ void make_plan(const Problem& p, const Routing& routing, const std::int32_t* cou
 void gather_rows(const Problem& p, const Plan& plan, const void* in, void* out, cudaStream_t stream);
 
 // out[t, first + c] = start[t, first + c] + sum over shared experts + sum over chosen experts of weight * rows[row, c],
-// for c < columns, in that order. `weights` null: all ones; `start` [T, D] null: zero.
+// for c < columns, in that order. `weights` null: all ones; `start` [T, D] null: zero. The shared experts have S rows
+// per token, or one that is their sum.
 struct Combine {
   const void* rows;
-  int first, columns;
+  int first, columns, shared_rows;
   const float* weights;
   const void* start;
   void* out;

@@ -20,9 +20,18 @@ struct Args {
   TileSource tiles;
   bf16* out;
   int k_blocks;
+  int shared_experts;  // whose products with a token are added up in one tile
   int k_wrap;          // rows of transposed weights, after which they start again
   int first, columns;  // of the output
 };
+
+// A tile of the shared experts runs over the k blocks of all of them.
+__device__ __forceinline__ int parts_of(const Args& args, const Tile& tile) { return tile.shared ? args.shared_experts : 1; }
+
+// Rows of the output: one per token for all shared experts, then the routed rows.
+__device__ __forceinline__ std::size_t output_row(const Args& args, const Tile& tile) {
+  return tile.shared ? tile.row : tile.row - max(args.shared_experts - 1, 0) * args.tiles.tokens;
+}
 
 template <class C, bool kTransposedWeights>
 struct Consumer {
@@ -34,74 +43,64 @@ struct Consumer {
   template <int kN>
   __device__ __forceinline__ void run() const {
     float acc[C::kBlocks][kN / 2] = {};
-    multiply<kN, kTransposedWeights, 0, false>(acc, shared.ring, args.k_blocks, group);
+    multiply<kN, kTransposedWeights, 0, false>(acc, shared.ring, args.k_blocks * parts_of(args, tile), group);
 #pragma unroll
     for (int i = 0; i < C::kBlocks; ++i) {
       const int column = (tile.m_block * C::kBlocks + i) * kTileM + group * 64;
       store_transposed<kN>(acc[i], shared.staging + group * C::kStagingBytes, group,
-                           args.out + static_cast<std::size_t>(tile.row0) * args.columns + column, args.columns,
+                           args.out + output_row(args, tile) * args.columns + column, args.columns,
                            tile.rows, args.columns - column);
     }
   }
 };
 
 template <class C, bool kTransposedWeights>
-__device__ __forceinline__ void load_weights(const Args& args, const Tile& tile, const Ring<C>& ring, int kb) {
+__device__ __forceinline__ void load_weights(const Args& args, int expert, int m_block, const Ring<C>& ring, int kb) {
   for (int i = 0; i < C::kBlocks; ++i) {
-    const int m = args.first + (tile.m_block * C::kBlocks + i) * kTileM;
+    const int m = args.first + (m_block * C::kBlocks + i) * kTileM;
     const std::uint32_t dst = ring.a() + i * kBlockBytesA;
     if constexpr (kTransposedWeights) {
       const int k = kb * kTileK % args.k_wrap;
-      ptx::tma_load(dst, &args.weights, ring.full_barrier(), m, k, tile.expert);
-      ptx::tma_load(dst + 8192, &args.weights, ring.full_barrier(), m + 64, k, tile.expert);
+      ptx::tma_load(dst, &args.weights, ring.full_barrier(), m, k, expert);
+      ptx::tma_load(dst + 8192, &args.weights, ring.full_barrier(), m + 64, k, expert);
     } else {
-      ptx::tma_load(dst, &args.weights, ring.full_barrier(), kb * kTileK, m, tile.expert);
+      ptx::tma_load(dst, &args.weights, ring.full_barrier(), kb * kTileK, m, expert);
     }
   }
 }
 
-template <class C, bool kTransposedWeights>
+// kEarly: with few tokens the weights are what takes time, and the first stages of them are requested before the rows
+// are there. The plan is: the kernel before this one waited for it before it let this one start.
+template <class C, bool kTransposedWeights, bool kEarly>
 __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
   TileLoop<C> loop(args.tiles);
   Tile tile;
-  loop.wait();
+  if constexpr (kEarly)
+    loop.assume_plan();
+  else
+    loop.wait();
+  bool early = kEarly;
   while (loop.next(tile)) {
-    const RowBoxes<C> boxes(&args.rows, &args.narrow_rows, tile.row0, tile.rows);
-    for (int kb = 0; kb < args.k_blocks; ++kb, ring.advance()) {
-      ring.wait_empty();
-      ptx::barrier_arrive_expect(ring.full_barrier(), C::kBytesA + boxes.bytes());
-      load_weights<C, kTransposedWeights>(args, tile, ring, kb);
-      boxes.load(ring, kb);
-    }
-  }
-}
-
-// With few tokens the weights are what takes time: the first stages of them are requested before the rows are there.
-// The plan is: the kernel before this one waited for it before it let this one start.
-template <class C>
-__device__ __forceinline__ void produce_early(const Args& args, Ring<C>& ring) {
-  TileLoop<C> loop(args.tiles);
-  loop.assume_plan();
-  Tile tile;
-  bool waited = false;
-  while (loop.next(tile)) {
-    const RowBoxes<C> boxes(&args.rows, &args.narrow_rows, tile.row0, tile.rows);
-    int kb = 0;
-    if (!waited) {
-      Ring<C> ahead = ring;
-      for (; kb < min(C::kStages, args.k_blocks); ++kb, ahead.advance()) {
-        ptx::barrier_arrive_expect(ahead.full_barrier(), C::kBytesA + boxes.bytes());
-        load_weights<C, false>(args, tile, ahead, kb);
+    for (int part = 0; part < parts_of(args, tile); ++part) {
+      const int expert = tile.expert + part;
+      const RowBoxes<C> boxes(&args.rows, &args.narrow_rows, tile.row + part * args.tiles.tokens, tile.rows);
+      int kb = 0;
+      if (early) {
+        Ring<C> ahead = ring;
+        for (; kb < min(C::kStages, args.k_blocks); ++kb, ahead.advance()) {
+          ptx::barrier_arrive_expect(ahead.full_barrier(), C::kBytesA + boxes.bytes());
+          load_weights<C, kTransposedWeights>(args, expert, tile.m_block, ahead, kb);
+        }
+        ptx::wait_for_previous_kernel();
+        early = false;
+        for (int i = 0; i < kb; ++i, ring.advance()) boxes.load(ring, i);
       }
-      ptx::wait_for_previous_kernel();
-      waited = true;
-      for (int i = 0; i < kb; ++i, ring.advance()) boxes.load(ring, i);
-    }
-    for (; kb < args.k_blocks; ++kb, ring.advance()) {
-      ring.wait_empty();
-      ptx::barrier_arrive_expect(ring.full_barrier(), C::kBytesA + boxes.bytes());
-      load_weights<C, false>(args, tile, ring, kb);
-      boxes.load(ring, kb);
+      for (; kb < args.k_blocks; ++kb, ring.advance()) {
+        ring.wait_empty();
+        ptx::barrier_arrive_expect(ring.full_barrier(), C::kBytesA + boxes.bytes());
+        load_weights<C, kTransposedWeights>(args, expert, tile.m_block, ring, kb);
+        boxes.load(ring, kb);
+      }
     }
   }
 }
@@ -113,10 +112,8 @@ __global__ void __launch_bounds__(kThreads, 1) down_kernel(const __grid_constant
   if (threadIdx.x < 128) {
     ptx::registers_shrink<40>();
     if (threadIdx.x == 0) {
-      if constexpr (C::kTokens == kNarrowTile)
-        produce_early<C>(args, shared.ring);
-      else
-        produce<C, kTransposedWeights>(args, shared.ring);
+      ptx::prefetch_map(&args.weights);
+      produce<C, kTransposedWeights, C::kTokens != kWideTile>(args, shared.ring);
     }
   } else {
     ptx::registers_grow<232>();
@@ -129,11 +126,13 @@ __global__ void __launch_bounds__(kThreads, 1) down_kernel(const __grid_constant
   tear_down<C>();
 }
 
-Args common_args(const TileSource& tiles, const bf16* rows, std::uint64_t k, std::uint64_t n, bf16* out,
+Args common_args(TileSource tiles, const bf16* rows, std::uint64_t k, std::uint64_t n, bf16* out,
                  int first, int columns) {
   Args args{};
   args.rows = tensor_map(rows, {k, n}, {k}, {kTileK, kBoxRows});
   args.narrow_rows = tensor_map(rows, {k, n}, {k}, {kTileK, 8});
+  args.shared_experts = tiles.shared;
+  tiles.shared = tiles.shared > 0;
   args.tiles = tiles;
   args.out = out;
   args.k_blocks = static_cast<int>((k + kTileK - 1) / kTileK);
@@ -169,7 +168,7 @@ void gate_input_backward(const Sizes& s, int experts, int split, const bf16* dlo
                          cudaStream_t stream) {
   // One "shared expert": all tokens times [gate; gate].
   const std::uint64_t d = s.width;
-  const TileSource all{nullptr, nullptr, 1, blocks_of(s.width), 1, s.tokens, kWideTile};
+  const TileSource all{nullptr, nullptr, blocks_of(s.width), 1, s.tokens, kWideTile};
   Args args = common_args(all, dlogits, 2 * static_cast<std::uint64_t>(split), s.tokens, dx, 0, s.width);
   args.k_wrap = split;
   args.weights = tensor_map(gate, {d, static_cast<std::uint64_t>(experts), 1}, {d, d * experts}, {64, kTileK, 1});

@@ -11,6 +11,12 @@ namespace dsmoe::cuda::hopper {
 
 namespace {
 
+#ifdef PAIR_EXPERIMENT
+using WideUp = WidePair;
+#else
+using WideUp = Wide;
+#endif
+
 struct Args {
   CUtensorMap weights;
   CUtensorMap x, x_narrow;            // [T, D], for shared experts
@@ -18,7 +24,6 @@ struct Args {
   int boxes;  // that make up one stage of the weights: 1, or 8 where the driver refuses the interleaving box
   TileSource tiles;
   const std::int32_t* row_token;
-  const std::int32_t* sorted_offset;
   const bf16* rows;  // x, when this kernel gathers
   bf16* h;
   bf16* gate_up;  // null in inference
@@ -50,7 +55,7 @@ struct Consumer {
     }
     ptx::named_barrier_sync(1 + group, 128);
     const int column = block * 64 + group * 32;
-    Area::copy_out(staging, out + tile.row0 * ld + column, ld, tile.rows, args.expert_width - column);
+    Area::copy_out(staging, out + tile.row * ld + column, ld, tile.rows, args.expert_width - column);
     ptx::named_barrier_sync(1 + group, 128);
   }
 
@@ -101,7 +106,7 @@ __device__ __forceinline__ void produce_gathered(const Args& args, Ring<C>& ring
   Tile tile;
   while (loop.next(tile)) {
     RowGather<C> gather;
-    gather.start(tile, args.tiles, args.row_token);
+    gather.start(tile, args.row_token);
     for (int kb = 0; kb < k_blocks; ++kb, ring.advance()) {
       ring.wait_empty();
       if (threadIdx.x == 0) {
@@ -119,10 +124,8 @@ __device__ __forceinline__ void produce_sorted(const Args& args, Ring<C>& ring, 
   TileLoop<C> loop(args.tiles);
   Tile tile;
   while (loop.next(tile)) {
-    const bool shared = tile.expert < args.tiles.shared;
-    const int row = shared ? tile.row0 - tile.expert * args.tiles.tokens
-                           : tile.row0 - args.tiles.row_offset[tile.expert] + args.sorted_offset[tile.expert - args.tiles.shared];
-    const RowBoxes<C> boxes(shared ? &args.x : &args.sorted, shared ? &args.x_narrow : &args.sorted_narrow, row, tile.rows);
+    const RowBoxes<C> boxes(tile.shared ? &args.x : &args.sorted, tile.shared ? &args.x_narrow : &args.sorted_narrow,
+                            tile.source_row, tile.rows);
     for (int kb = 0; kb < k_blocks; ++kb, ring.advance()) {
       ring.wait_empty();
       ptx::barrier_arrive_expect(ring.full_barrier(), C::kBytesA + boxes.bytes());
@@ -137,6 +140,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_kernel(const __grid_const
   extern __shared__ char raw[];
   Shared<C> shared = set_up<C>(raw, kGather ? 1 + 128 : 1);
   const int k_blocks = (args.width + kTileK - 1) / kTileK;
+  if (threadIdx.x == 0) ptx::prefetch_map(&args.weights);
   if (threadIdx.x < 128) {
     ptx::registers_shrink<kProducerRegisters>();
     if constexpr (kGather) {
@@ -167,20 +171,19 @@ void gate_up(const Sizes& s, const Plan& plan, const bf16* x, const bf16* sorted
   }
   args.tiles = tile_source(s, plan, (s.expert_width + 63) / 64);
   args.row_token = plan.row_token;
-  args.sorted_offset = plan.sorted_offset;
   args.rows = x;
   args.h = h;
   args.gate_up = gate_up;
   args.width = s.width;
   args.expert_width = s.expert_width;
-  if (!sorted) return launch_tiles<Narrow>(gate_up_kernel<Narrow, true>, args, stream);
+  if (s.token_tile == kNarrowTile) return launch_tiles<Narrow>(gate_up_kernel<Narrow, true>, args, stream);
+  if (s.token_tile == kMiddleTile) return launch_tiles<Middle>(gate_up_kernel<Middle, true>, args, stream);
   const std::uint64_t t = s.tokens, n = s.sorted_rows;
   args.x = tensor_map(x, {d, t}, {d}, {kTileK, kBoxRows});
   args.x_narrow = tensor_map(x, {d, t}, {d}, {kTileK, 8});
   args.sorted = tensor_map(sorted, {d, n}, {d}, {kTileK, kBoxRows});
   args.sorted_narrow = tensor_map(sorted, {d, n}, {d}, {kTileK, 8});
-  if (s.token_tile == kMiddleTile) return launch_tiles<Middle>(gate_up_kernel<Middle, false>, args, stream);
-  launch_tiles<Wide>(gate_up_kernel<Wide, false>, args, stream);
+  launch_tiles<WideUp>(gate_up_kernel<WideUp, false>, args, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

@@ -39,14 +39,17 @@ using Middle = Config<kMiddleTile, 4, 2, false>;
 using Narrow = Config<kNarrowTile, 8, 1, false>;
 
 struct Tile {
-  int expert, m_block, row0, rows;
+  int expert, m_block;
+  int row, rows;    // in the plan's order
+  int source_row;   // of the first row in x (shared experts) or in gathered rows
+  bool shared;
 };
 
 // Where the tiles are. Those of the shared experts follow from the sizes alone.
 struct TileSource {
-  const std::int32_t* row_offset;
-  const std::int32_t* tile_offset;
-  int experts, m_blocks;
+  const TokenTile* list;
+  const std::int32_t* count;  // of the list; null: only shared experts
+  int m_blocks;
   int shared, tokens, token_tile;
 };
 
@@ -61,15 +64,15 @@ class TileLoop {
     id_ = blockIdx.x / kWidth;
     step_ = gridDim.x / kWidth;
     groups_ = s_.m_blocks / kWidth;
-    shared_tiles_ = (s_.tokens + s_.token_tile - 1) / s_.token_tile;
-    total_ = shared_total_ = s_.shared * shared_tiles_ * groups_;
-    expert_ = s_.shared;
+    per_expert_ = (s_.tokens + s_.token_tile - 1) / s_.token_tile;
+    shared_tiles_ = s_.shared * per_expert_;
+    total_ = shared_tiles_ * groups_;
   }
   __device__ __forceinline__ bool next(Tile& tile) {
     do {
-      if (id_ >= shared_total_ && !waited_) wait();
+      if (id_ >= shared_tiles_ * groups_) wait();
       if (id_ >= total_) return false;
-      tile = find();
+      find(tile);
       id_ += step_;
     } while (tile.rows <= 0);
     return true;
@@ -82,40 +85,32 @@ class TileLoop {
   }
   // For a caller that knows that the plan is there.
   __device__ __forceinline__ void assume_plan() {
-    if (s_.experts > s_.shared) total_ = s_.tile_offset[s_.experts] * groups_;
+    if (s_.count) total_ = (shared_tiles_ + *s_.count) * groups_;
     waited_ = true;
   }
 
  private:
-  __device__ __forceinline__ Tile find() {
-    int first, tiles, begin, count;
-    if (id_ < shared_total_) {
-      const int expert = id_ / (shared_tiles_ * groups_);
-      first = expert * shared_tiles_;
-      tiles = shared_tiles_;
-      begin = expert * s_.tokens;
-      count = s_.tokens;
-      return split(expert, first, tiles, begin, count);
+  __device__ __forceinline__ void find(Tile& tile) const {
+    const int token_tile = id_ / groups_;
+    tile.m_block = (id_ - token_tile * groups_) * (C::kPair ? 2 : 1) + rank_;
+    tile.shared = token_tile < shared_tiles_;
+    if (tile.shared) {
+      const int size = (s_.tokens + per_expert_ - 1) / per_expert_;
+      tile.expert = token_tile / per_expert_;
+      tile.source_row = token_tile % per_expert_ * size;
+      tile.row = tile.expert * s_.tokens + tile.source_row;
+      tile.rows = min(size, s_.tokens - tile.source_row);
+    } else {
+      const int4 t = *reinterpret_cast<const int4*>(s_.list + token_tile - shared_tiles_);
+      tile.expert = t.x;
+      tile.row = t.y;
+      tile.rows = t.z;
+      tile.source_row = t.w;
     }
-    while (id_ >= s_.tile_offset[expert_ + 1] * groups_) ++expert_;
-    first = s_.tile_offset[expert_];
-    tiles = s_.tile_offset[expert_ + 1] - first;
-    begin = s_.row_offset[expert_];
-    count = s_.row_offset[expert_ + 1] - begin;
-    return split(expert_, first, tiles, begin, count);
-  }
-  // An even split over the tiles wastes less than full tiles and a rest.
-  __device__ __forceinline__ Tile split(int expert, int first, int tiles, int begin, int count) const {
-    const int local = id_ - first * groups_;
-    const int size = (count + tiles - 1) / tiles;
-    const int token_tile = local / groups_;
-    const int row = token_tile * size;
-    const int m_block = (local - token_tile * groups_) * (C::kPair ? 2 : 1) + rank_;
-    return {expert, m_block, begin + row, min(size, count - row)};
   }
 
   const TileSource& s_;
-  int rank_, id_, step_, groups_, shared_tiles_, shared_total_, total_, expert_;
+  int rank_, id_, step_, groups_, per_expert_, shared_tiles_, total_;
   bool waited_ = false;
 };
 
@@ -245,42 +240,34 @@ __device__ __forceinline__ void multiply(float (&acc)[C::kBlocks][kN / 2], Ring<
   if (k_blocks > 0 && signals) release<C>(previous);
 }
 
-template <class C, class Body>
-__device__ __forceinline__ void with_wide_width(int rows, Body&& body) {
-  if constexpr (C::kTokens > 128) {
-    if (rows > 128) {
-      if (rows > 192) {
-        if (rows > 224) return body.template run<256>();
-        return body.template run<224>();
-      }
-      if (rows > 160) return body.template run<192>();
-      return body.template run<160>();
-    }
+template <class C, int kFirst, int kStep, int kLast, class Body>
+__device__ __forceinline__ bool try_widths(int rows, Body&& body) {
+  if constexpr (kFirst <= kLast && kFirst <= C::kTokens) {
+    if (rows > kFirst) return try_widths<C, kFirst + kStep, kStep, kLast>(rows, body);
+    body.template run<kFirst>();
+    return true;
+  } else {
+    return false;
   }
-  if (rows > 48) {
-    if (rows > 96) return body.template run<128>();
-    if (rows > 64) return body.template run<96>();
-    return body.template run<64>();
-  }
-  if (rows > 32) return body.template run<48>();
-  if (rows > 16) return body.template run<32>();
-  if (rows > 8) return body.template run<16>();
-  return body.template run<8>();
 }
 
-// Calls body.template run<N>() with the narrowest product that holds `rows` tokens.
+// Calls body.template run<N>() with a product that holds `rows` tokens and wastes little: N is 8, 16, 32, 48, 64 or a
+// multiple of 16 after that.
 template <class C, class Body>
 __device__ __forceinline__ void with_width(int rows, Body&& body) {
-  if constexpr (C::kTokens > 64) {
-    with_wide_width<C>(rows, body);
-  } else {
-    if (rows > 32) return rows > 48 ? body.template run<64>() : body.template run<48>();
-    if (rows > 16) return body.template run<32>();
-    if (rows > 8) return body.template run<16>();
-    return body.template run<8>();
+  if (rows <= 8) return body.template run<8>();
+  if (rows <= 64) {
+    try_widths<C, 16, 16, 64>(rows, body);
+    return;
   }
+  if constexpr (C::kTokens > 64) {
+    if (rows <= 128) {
+      try_widths<C, 80, 16, 128>(rows, body);
+      return;
+    }
+  }
+  if constexpr (C::kTokens > 128) try_widths<C, 144, 16, 256>(rows, body);
 }
-
 
 // The rows of B gathered by 128 producer threads: thread t copies 16-byte chunk t % 8 of rows t / 8 + 16 i.
 template <class C>
@@ -289,14 +276,12 @@ struct RowGather {
   std::int32_t token[kRows];  // -1: no such row in the tile
 
   // The rows of a shared expert are the tokens themselves; the plan may not be there yet.
-  __device__ __forceinline__ void start(const Tile& tile, const TileSource& s, const std::int32_t* row_token) {
+  __device__ __forceinline__ void start(const Tile& tile, const std::int32_t* row_token) {
     const int first = threadIdx.x / 8;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int row = first + 16 * i;
-      token[i] = row >= tile.rows            ? -1
-                 : tile.expert < s.shared ? tile.row0 - tile.expert * s.tokens + row
-                                          : row_token[tile.row0 + row];
+      token[i] = row >= tile.rows ? -1 : tile.shared ? tile.source_row + row : row_token[tile.row + row];
     }
   }
   __device__ __forceinline__ void copy(std::uint32_t b, const __nv_bfloat16* x, int width, int kb) const {
@@ -372,7 +357,7 @@ __device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std
 // ---- host side
 
 inline TileSource tile_source(const Sizes& s, const Plan& plan, int m_blocks) {
-  return {plan.row_offset, plan.tile_offset, s.experts, m_blocks, s.shared, s.tokens, s.token_tile};
+  return {plan.tiles, plan.tile_count, m_blocks, s.shared, s.tokens, s.token_tile};
 }
 
 // One block per multiprocessor, in pairs where the configuration wants them.

@@ -20,7 +20,6 @@ struct Args {
   CUtensorMap dy, dy_narrow;          // [T, D], for shared experts
   CUtensorMap sorted, sorted_narrow;  // the routed experts' rows
   TileSource tiles;
-  const std::int32_t* sorted_offset;
   const float* row_weight;
   bf16* gate_up;
   bf16* weighted;
@@ -94,7 +93,7 @@ struct Consumer {
     const float sum = scatter_sum(dots);
     const int mine = lane / 4, token = n + mine / 2 * 8 + lane % 4 * 2 + mine % 2;
     if (mine < 2 * kBlocks && token < rows)
-      args.weight_grad[static_cast<std::size_t>(tile.row0 + kFirst + token) * args.parts + tile.m_block * 8 + group * 4 + warp] =
+      args.weight_grad[static_cast<std::size_t>(tile.row + kFirst + token) * args.parts + tile.m_block * 8 + group * 4 + warp] =
           sum;
   }
 
@@ -103,7 +102,7 @@ struct Consumer {
     constexpr int kRows = kN - kFirst < kEpilogueRows ? kN - kFirst : kEpilogueRows;
     const int lane = threadIdx.x % 32;
     const int rows = min(kRows, tile.rows - kFirst);
-    const float* row_weight = args.row_weight + tile.row0 + kFirst;
+    const float* row_weight = args.row_weight + tile.row + kFirst;
     float2 weight[kRows / 8];
 #pragma unroll
     for (int b = 0; b < kRows / 8; ++b) {
@@ -119,7 +118,7 @@ struct Consumer {
     if constexpr (kRest > 0) blocks<kRest, kN, kFirst>(acc, gate, kFull, rows, weight + kFull / 8);
     ptx::named_barrier_sync(1 + group, 128);
     const int column = tile.m_block * kTileM + group * 64, columns = args.expert_width - column;
-    const std::size_t row = tile.row0 + kFirst, ld = args.expert_width;
+    const std::size_t row = tile.row + kFirst, ld = args.expert_width;
     Staging<64>::copy_out(gate, args.gate_up + row * 2 * ld + column, 2 * ld, rows, columns);
     Staging<64>::copy_out(up, args.gate_up + row * 2 * ld + ld + column, 2 * ld, rows, columns);
     Staging<64>::copy_out(weighted, args.weighted + row * ld + column, ld, rows, columns);
@@ -150,7 +149,7 @@ __device__ __forceinline__ void load_outputs(const Args& args, const Tile& tile,
     ptx::barrier_arrive_expect(ring.full_barrier(), 4 * kBlockBytes);
     for (int i = 0; i < 4; ++i)
       ptx::tma_load(ring.a() + i * kBlockBytes, &args.outputs, ring.full_barrier(),
-                    i / 2 * args.expert_width + column + i % 2 * 64, tile.row0 + row);
+                    i / 2 * args.expert_width + column + i % 2 * 64, tile.row + row);
   }
 }
 
@@ -160,10 +159,8 @@ __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
   loop.wait();
   const int k_blocks = (args.width + kTileK - 1) / kTileK;
   while (loop.next(tile)) {
-    const bool shared = tile.expert < args.tiles.shared;
-    const int row = shared ? tile.row0 - tile.expert * args.tiles.tokens
-                           : tile.row0 - args.tiles.row_offset[tile.expert] + args.sorted_offset[tile.expert - args.tiles.shared];
-    const RowBoxes<C> boxes(shared ? &args.dy : &args.sorted, shared ? &args.dy_narrow : &args.sorted_narrow, row, tile.rows);
+    const RowBoxes<C> boxes(tile.shared ? &args.dy : &args.sorted, tile.shared ? &args.dy_narrow : &args.sorted_narrow,
+                            tile.source_row, tile.rows);
     for (int kb = 0; kb < k_blocks; ++kb, ring.advance()) {
       ring.wait_empty();
       const std::uint32_t bar = ring.full_barrier();
@@ -207,7 +204,6 @@ void hidden_backward(const Sizes& s, const Plan& plan, const bf16* dy, const bf1
   args.sorted = tensor_map(sorted_dy, {d, n}, {d}, {kTileK, kBoxRows});
   args.sorted_narrow = tensor_map(sorted_dy, {d, n}, {d}, {kTileK, 8});
   args.tiles = tile_source(s, plan, (s.expert_width + kTileM - 1) / kTileM);
-  args.sorted_offset = plan.sorted_offset;
   args.row_weight = plan.row_weight;
   args.gate_up = gate_up;
   args.weighted = weighted;

@@ -62,9 +62,8 @@ __device__ void plan_few(const Args& args, const std::int32_t* ids, unsigned lon
   __syncthreads();
   for (int i = threadIdx.x; i < pairs; i += blockDim.x) atomicOr(&chosen_by[ids[i]], 1ull << i / args.rule.chosen);
   __syncthreads();
-  const int shared_tiles = (args.tokens + args.token_tile - 1) / args.token_tile;
   if (threadIdx.x < 32) {
-    int row = args.shared * args.tokens, tile = args.shared * shared_tiles;
+    int row = args.shared * args.tokens, tile = 0;
     for (int e0 = 0; e0 < experts; e0 += 32) {
       const int e = e0 + threadIdx.x, n = e < experts ? __popcll(chosen_by[e]) : 0;
       const int t = (n + args.token_tile - 1) / args.token_tile;
@@ -76,21 +75,18 @@ __device__ void plan_few(const Args& args, const std::int32_t* ids, unsigned lon
       }
       if (e < experts) {
         first_row[e] = args.plan.row_offset[args.shared + e] = row + rows - n;
-        args.plan.tile_offset[args.shared + e] = tile + tiles - t;
+        split_tiles(args.plan.tiles + tile + tiles - t, t, args.shared + e, row + rows - n, n, 0);
       }
       row += __shfl_sync(~0u, rows, 31);
       tile += __shfl_sync(~0u, tiles, 31);
     }
     if (threadIdx.x == 0) {
       args.plan.row_offset[args.shared + experts] = row;
-      args.plan.tile_offset[args.shared + experts] = tile;
+      *args.plan.tile_count = tile;
     }
   }
   for (int i = threadIdx.x; i < args.shared * args.tokens; i += blockDim.x) {
-    if (i % args.tokens == 0) {
-      args.plan.row_offset[i / args.tokens] = i;
-      args.plan.tile_offset[i / args.tokens] = i / args.tokens * shared_tiles;
-    }
+    if (i % args.tokens == 0) args.plan.row_offset[i / args.tokens] = i;
     args.plan.row_token[i] = i % args.tokens;
     args.plan.row_weight[i] = 1.0f;
   }

@@ -71,7 +71,7 @@ int column_parts(const Problem& p, bool training) {
 
 // Where x is gathered into rows before the products instead of in their loads. Measured on an H200: the copy engine
 // feeds wgmma faster than cp.async does, which pays for the extra pass once the products are compute-bound.
-bool gathers_first(const Problem& p, bool training) { return training || p.tokens > 512; }
+bool gathers_first(const Problem& p, bool training) { return token_tile(p, training) == kWideTile; }
 
 struct ForwardMemory {
   std::int32_t* counts;
@@ -156,7 +156,9 @@ std::size_t plan_layout(const Problem& p, char* base, Plan* plan) {
   const auto experts = static_cast<std::size_t>(p.config.all_experts());
   Plan result{};
   result.row_offset = arena.take<std::int32_t>(experts + 1);
-  result.tile_offset = arena.take<std::int32_t>(experts + 1);
+  result.tile_count = arena.take<std::int32_t>(1);
+  result.tiles = arena.take<TokenTile>(
+      static_cast<std::size_t>(p.tokens * p.config.experts_per_token / kNarrowTile + p.config.routed_experts));
   result.row_token = arena.take<std::int32_t>(rows_of(p));
   result.row_weight = arena.take<float>(rows_of(p));
   result.token_row = arena.take<std::int32_t>(static_cast<std::size_t>(p.tokens * p.config.experts_per_token));
@@ -213,12 +215,14 @@ void forward(const Problem& p, const Forward& f, Stream stream) {
     portable::gate_up(step, f.x, f.weights.gate_up, m.h, f.saved_gate_up);
   }
   const int columns = sizes.width / (path == Path::kHopper ? parts : 1);
+  // On Hopper the shared experts' outputs are already added up.
+  const int shared_rows = path == Path::kHopper ? std::min(sizes.shared, 1) : sizes.shared;
   for (int first = 0; first < sizes.width; first += columns) {
     if (path == Path::kHopper)
       hopper::down(sizes, plan, in(m.h), in(f.weights.down), out(m.rows), first, columns, stream);
     else
       portable::down(step, m.h, f.weights.down, m.rows);
-    combine(p, plan, {m.rows, first, columns, f.routing.weights, nullptr, f.y}, stream);
+    combine(p, plan, {m.rows, first, columns, shared_rows, f.routing.weights, nullptr, f.y}, stream);
   }
 }
 
@@ -286,12 +290,13 @@ void backward(const Problem& p, const Backward& b, Stream stream) {
   add_slices(p, m.gate_partial, on_hopper ? 2 : 1, on_hopper ? split : experts, b.dgate, b.accumulate, stream);
 
   const int columns = sizes.width / parts;
+  const int shared_rows = on_hopper ? std::min(sizes.shared, 1) : sizes.shared;
   for (int first = 0; first < sizes.width; first += columns) {
     if (on_hopper)
       hopper::input_backward(sizes, plan, in(b.saved_gate_up), in(b.weights.gate_up), out(m.rows), first, columns, stream);
     else
       portable::input_backward(step, b.saved_gate_up, b.weights.gate_up, m.rows);
-    combine(p, plan, {m.rows, first, columns, nullptr, m.sorted, b.dx}, stream);
+    combine(p, plan, {m.rows, first, columns, shared_rows, nullptr, m.sorted, b.dx}, stream);
   }
 }
 

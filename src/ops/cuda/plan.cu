@@ -5,6 +5,7 @@
 #include "ops/cuda/gate.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/ptx.cuh"
+#include "ops/cuda/routing.cuh"
 
 namespace dsmoe::cuda {
 
@@ -59,8 +60,8 @@ __device__ void count(const Args& args, int first_chunk, std::int32_t* totals, s
 // Exclusive sums over the experts by one warp, 32 at a time: first rows (over totals), first gathered rows and token
 // tiles. Block 0 also writes them out.
 __device__ void offsets(const Args& args, std::int32_t* totals, std::int32_t* sorted) {
-  const int lane = threadIdx.x, shared_tiles = (args.tokens + args.token_tile - 1) / args.token_tile;
-  int row = args.shared * args.tokens, tile = args.shared * shared_tiles, gathered = 0;
+  const int lane = threadIdx.x;
+  int row = args.shared * args.tokens, tile = 0, gathered = 0;
   for (int e0 = 0; e0 < args.experts; e0 += 32) {
     const int e = e0 + lane;
     const int n = e < args.experts ? totals[e] : 0;
@@ -78,8 +79,8 @@ __device__ void offsets(const Args& args, std::int32_t* totals, std::int32_t* so
       sorted[e] = gathered + places - padded;
       if (blockIdx.x == 0) {
         args.plan.row_offset[args.shared + e] = totals[e];
-        args.plan.tile_offset[args.shared + e] = tile + tiles - t;
         args.plan.sorted_offset[e] = sorted[e];
+        split_tiles(args.plan.tiles + tile + tiles - t, t, args.shared + e, totals[e], n, sorted[e]);
       }
     }
     row += __shfl_sync(~0u, rows, 31);
@@ -87,13 +88,10 @@ __device__ void offsets(const Args& args, std::int32_t* totals, std::int32_t* so
     gathered += __shfl_sync(~0u, places, 31);
   }
   if (blockIdx.x != 0 || lane != 0) return;
-  for (int s = 0; s < args.shared; ++s) {
-    args.plan.row_offset[s] = s * args.tokens;
-    args.plan.tile_offset[s] = s * shared_tiles;
-  }
+  for (int s = 0; s < args.shared; ++s) args.plan.row_offset[s] = s * args.tokens;
   args.plan.row_offset[args.shared + args.experts] = row;
-  args.plan.tile_offset[args.shared + args.experts] = tile;
   args.plan.sorted_offset[args.experts] = gathered;
+  *args.plan.tile_count = tile;
 }
 
 __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ Args args) {
@@ -102,7 +100,8 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
   std::int32_t* sorted = totals + args.experts;    // [E] first gathered row of each expert
   std::int32_t* starts = sorted + args.experts;    // [chunks per block][E]
   std::int32_t* ids = starts + kChunksPerBlock * args.experts;  // this block's [tokens][K]
-  std::int32_t* scratch = ids + kChunksPerBlock * args.chunk_tokens * args.chosen;
+  float* weights = reinterpret_cast<float*>(ids + kChunksPerBlock * args.chunk_tokens * args.chosen);
+  auto* scratch = reinterpret_cast<std::int32_t*>(weights + kChunksPerBlock * args.chunk_tokens * args.chosen);
 #if __CUDA_ARCH__ >= 900
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
@@ -110,8 +109,10 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
   const int first_chunk = blockIdx.x * kChunksPerBlock;
   const int token0 = first_chunk * args.chunk_tokens;
   const int tokens = min(kChunksPerBlock * args.chunk_tokens, args.tokens - token0);
-  for (int i = threadIdx.x; i < tokens * args.chosen; i += kThreads)
+  for (int i = threadIdx.x; i < tokens * args.chosen; i += kThreads) {
     ids[i] = args.ids[static_cast<std::size_t>(token0) * args.chosen + i];
+    weights[i] = args.weights[static_cast<std::size_t>(token0) * args.chosen + i];
+  }
   count(args, first_chunk, totals, starts, scratch);
   __syncthreads();
   if (threadIdx.x < 32) offsets(args, totals, sorted);
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
       const std::size_t pair = static_cast<std::size_t>(token0) * args.chosen + j;
       args.plan.row_token[row] = token0 + j / args.chosen;
       args.plan.token_sorted[pair] = row + to_sorted;
-      args.plan.row_weight[row] = args.weights[pair];
+      args.plan.row_weight[row] = weights[j];
       args.plan.token_row[pair] = row++;
     }
   }
@@ -216,7 +217,7 @@ void make_plan(const Problem& p, const Routing& routing, const std::int32_t* cou
   args.token_tile = token_tile;
   args.plan = plan;
   const int blocks = (args.chunks + kChunksPerBlock - 1) / kChunksPerBlock;
-  const int ints = args.experts * (2 + kChunksPerBlock) + kChunksPerBlock * args.chunk_tokens * args.chosen +
+  const int ints = args.experts * (2 + kChunksPerBlock) + 2 * kChunksPerBlock * args.chunk_tokens * args.chosen +
                    2 * std::max(args.experts, kThreads);
   launch(plan_kernel, blocks, kThreads, ints * 4, stream, args);
 }

@@ -18,9 +18,16 @@ inline constexpr int kSortedAlign = 64;
 // Tokens whose experts one block of the gate counts.
 inline constexpr int kGateTokens = 32;
 
+// Up to `token_tile` rows of one expert.
+struct alignas(16) TokenTile {
+  std::int32_t expert, row, rows, sorted_row;  // sorted_row: the first one's place in gathered rows
+};
+
 struct Plan {
   std::int32_t* row_offset;   // [S + E + 1] first row of each expert
-  std::int32_t* tile_offset;  // [S + E + 1] token tiles of the experts before
+  // The token tiles of the routed experts, in order; those of the shared experts follow from the sizes.
+  std::int32_t* tile_count;
+  TokenTile* tiles;
   std::int32_t* row_token;    // [R]
   float* row_weight;          // [R] 1 for shared experts
   std::int32_t* token_row;    // [T, K] the row of each chosen expert

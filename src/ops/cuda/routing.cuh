@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ops/cuda/moe_layer.h"
+#include "ops/cuda/plan.h"
 
 namespace dsmoe::cuda {
 
@@ -131,6 +131,12 @@ __device__ inline void choose(const RoutingRule& rule, const float* bias, const 
   float* weights = out.weights + static_cast<std::size_t>(token) * rule.chosen;
   if (lane < rule.chosen) weights[lane] = mine / divisor * rule.scale;
   if (lane + 32 < rule.chosen) weights[lane + 32] = mine_high / divisor * rule.scale;
+}
+
+// `count` rows of an expert over `tiles` tiles: an even split wastes less than full tiles and a rest.
+__device__ inline void split_tiles(TokenTile* out, int tiles, int expert, int row, int count, int sorted_row) {
+  const int size = tiles ? (count + tiles - 1) / tiles : 0;
+  for (int i = 0; i < tiles; ++i) out[i] = {expert, row + i * size, min(size, count - i * size), sorted_row + i * size};
 }
 
 inline RoutingRule routing_rule(const MoeConfig& c) {
