@@ -8,12 +8,6 @@ namespace dsmoe::cuda::hopper {
 
 namespace {
 
-#ifdef PAIR_EXPERIMENT
-using WideDown = WidePair;
-#else
-using WideDown = Wide;
-#endif
-
 struct Args {
   CUtensorMap weights;
   CUtensorMap rows, narrow_rows;
@@ -46,7 +40,7 @@ struct Consumer {
     multiply<kN, kTransposedWeights, 0, false>(acc, shared.ring, args.k_blocks * parts_of(args, tile), group);
 #pragma unroll
     for (int i = 0; i < C::kBlocks; ++i) {
-      const int column = (tile.m_block * C::kBlocks + i) * kTileM + group * 64;
+      const int column = (tile.m_block * C::kBlocks + i) * C::kTileM + group * 64;
       store_transposed<kN>(acc[i], shared.staging + group * C::kStagingBytes, group,
                            args.out + output_row(args, tile) * args.columns + column, args.columns,
                            tile.rows, args.columns - column);
@@ -57,8 +51,8 @@ struct Consumer {
 template <class C, bool kTransposedWeights>
 __device__ __forceinline__ void load_weights(const Args& args, int expert, int m_block, const Ring<C>& ring, int kb) {
   for (int i = 0; i < C::kBlocks; ++i) {
-    const int m = args.first + (m_block * C::kBlocks + i) * kTileM;
-    const std::uint32_t dst = ring.a() + i * kBlockBytesA;
+    const int m = args.first + (m_block * C::kBlocks + i) * C::kTileM;
+    const std::uint32_t dst = ring.a() + i * C::kBlockBytesA;
     if constexpr (kTransposedWeights) {
       const int k = kb * kTileK % args.k_wrap;
       ptx::tma_load(dst, &args.weights, ring.full_barrier(), m, k, expert);
@@ -106,17 +100,17 @@ __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
 }
 
 template <class C, bool kTransposedWeights>
-__global__ void __launch_bounds__(kThreads, 1) down_kernel(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(C::kThreads, 1) down_kernel(const __grid_constant__ Args args) {
   extern __shared__ char raw[];
   Shared<C> shared = set_up<C>(raw, 1);
   if (threadIdx.x < 128) {
-    ptx::registers_shrink<40>();
+    producer_registers<C, 40>();
     if (threadIdx.x == 0) {
       ptx::prefetch_map(&args.weights);
       produce<C, kTransposedWeights, C::kTokens != kWideTile>(args, shared.ring);
     }
   } else {
-    ptx::registers_grow<232>();
+    consumer_registers<C, 232>();
     const int group = threadIdx.x / 128 - 1;
     TileLoop<C> loop(args.tiles);
     Tile tile;
@@ -142,37 +136,46 @@ Args common_args(TileSource tiles, const bf16* rows, std::uint64_t k, std::uint6
   return args;
 }
 
-int blocks_of(int columns) { return (columns + kTileM - 1) / kTileM; }
+template <class C, bool kTransposedWeights>
+void run(Args& args, cudaStream_t stream) {
+  args.tiles.m_blocks = (args.columns + C::kTileM - 1) / C::kTileM;
+  launch_tiles<C>(down_kernel<C, kTransposedWeights>, args, stream);
+}
+
+template <class C>
+void run_down(Args& args, const Sizes& s, const bf16* weights, cudaStream_t stream) {
+  const std::uint64_t d = s.width, f = s.expert_width, e = s.experts;
+  args.weights = tensor_map(weights, {f, d, e}, {f, d * f}, {kTileK, C::kTileM, 1});
+  run<C, false>(args, stream);
+}
 
 }  // namespace
 
 void down(const Sizes& s, const Plan& plan, const bf16* h, const bf16* weights, bf16* out, int first, int columns,
           cudaStream_t stream) {
-  const std::uint64_t d = s.width, f = s.expert_width, e = s.experts;
-  Args args = common_args(tile_source(s, plan, blocks_of(columns)), h, f, s.rows, out, first, columns);
-  args.weights = tensor_map(weights, {f, d, e}, {f, d * f}, {kTileK, kTileM, 1});
-  if (s.token_tile == kNarrowTile) return launch_tiles<Narrow>(down_kernel<Narrow, false>, args, stream);
-  if (s.token_tile == kMiddleTile) return launch_tiles<Middle>(down_kernel<Middle, false>, args, stream);
-  launch_tiles<WideDown>(down_kernel<WideDown, false>, args, stream);
+  Args args = common_args(tile_source(s, plan, 0), h, s.expert_width, s.rows, out, first, columns);
+  if (s.token_tile == kNarrowTile) return run_down<Narrow>(args, s, weights, stream);
+  if (s.token_tile == kMiddleTile) return run_down<Middle>(args, s, weights, stream);
+  run_down<WidePair>(args, s, weights, stream);
 }
 
 void input_backward(const Sizes& s, const Plan& plan, const bf16* dgate_up, const bf16* weights, bf16* out, int first,
                     int columns, cudaStream_t stream) {
   const std::uint64_t d = s.width, f = s.expert_width, e = s.experts;
-  Args args = common_args(tile_source(s, plan, blocks_of(columns)), dgate_up, 2 * f, s.rows, out, first, columns);
+  Args args = common_args(tile_source(s, plan, 0), dgate_up, 2 * f, s.rows, out, first, columns);
   args.weights = tensor_map(weights, {d, 2 * f, e}, {d, 2 * f * d}, {64, kTileK, 1});
-  launch_tiles<Wide>(down_kernel<Wide, true>, args, stream);
+  run<WidePair, true>(args, stream);
 }
 
 void gate_input_backward(const Sizes& s, int experts, int split, const bf16* dlogits, const bf16* gate, bf16* dx,
                          cudaStream_t stream) {
   // One "shared expert": all tokens times [gate; gate].
   const std::uint64_t d = s.width;
-  const TileSource all{nullptr, nullptr, blocks_of(s.width), 1, s.tokens, kWideTile};
+  const TileSource all{nullptr, nullptr, 0, 1, s.tokens, kWideTile};
   Args args = common_args(all, dlogits, 2 * static_cast<std::uint64_t>(split), s.tokens, dx, 0, s.width);
   args.k_wrap = split;
   args.weights = tensor_map(gate, {d, static_cast<std::uint64_t>(experts), 1}, {d, d * experts}, {64, kTileK, 1});
-  launch_tiles<Wide>(down_kernel<Wide, true>, args, stream);
+  run<WidePair, true>(args, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

@@ -11,17 +11,11 @@ namespace dsmoe::cuda::hopper {
 
 namespace {
 
-#ifdef PAIR_EXPERIMENT
-using WideUp = WidePair;
-#else
-using WideUp = Wide;
-#endif
-
 struct Args {
   CUtensorMap weights;
   CUtensorMap x, x_narrow;            // [T, D], for shared experts
   CUtensorMap sorted, sorted_narrow;  // the routed experts' rows; unused when this kernel gathers
-  int boxes;  // that make up one stage of the weights: 1, or 8 where the driver refuses the interleaving box
+  bool one_box;  // makes up a block of the weights; false where the driver refuses the interleaving box
   TileSource tiles;
   const std::int32_t* row_token;
   const bf16* rows;  // x, when this kernel gathers
@@ -54,7 +48,7 @@ struct Consumer {
         ptx::stmatrix_trans(staging + Area::offset(j * 8 + lane % 16, warp), v[j], v[j + 1]);
     }
     ptx::named_barrier_sync(1 + group, 128);
-    const int column = block * 64 + group * 32;
+    const int column = (block * C::kGroups + group) * 32;
     Area::copy_out(staging, out + tile.row * ld + column, ld, tile.rows, args.expert_width - column);
     ptx::named_barrier_sync(1 + group, 128);
   }
@@ -89,12 +83,13 @@ struct Consumer {
 template <class C>
 __device__ __forceinline__ void load_weights(const Args& args, const Tile& tile, const Ring<C>& ring, int kb) {
   for (int i = 0; i < C::kBlocks; ++i) {
-    const int f = (tile.m_block * C::kBlocks + i) * 8;
-    const std::uint32_t dst = ring.a() + i * kBlockBytesA;
-    if (args.boxes == 1) {
+    constexpr int kEights = 4 * C::kGroups;  // groups of 8 gate rows and 8 up rows in a block
+    const int f = (tile.m_block * C::kBlocks + i) * kEights;
+    const std::uint32_t dst = ring.a() + i * C::kBlockBytesA;
+    if (args.one_box) {
       ptx::tma_load(dst, &args.weights, ring.full_barrier(), kb * kTileK, 0, 0, f, tile.expert);
     } else {
-      for (int j = 0; j < 8; ++j)
+      for (int j = 0; j < kEights; ++j)
         ptx::tma_load(dst + j * 2048, &args.weights, ring.full_barrier(), kb * kTileK, 0, f + j, 0, tile.expert);
     }
   }
@@ -136,20 +131,20 @@ __device__ __forceinline__ void produce_sorted(const Args& args, Ring<C>& ring, 
 }
 
 template <class C, bool kGather>
-__global__ void __launch_bounds__(kThreads, 1) gate_up_kernel(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(C::kThreads, 1) gate_up_kernel(const __grid_constant__ Args args) {
   extern __shared__ char raw[];
   Shared<C> shared = set_up<C>(raw, kGather ? 1 + 128 : 1);
   const int k_blocks = (args.width + kTileK - 1) / kTileK;
   if (threadIdx.x == 0) ptx::prefetch_map(&args.weights);
   if (threadIdx.x < 128) {
-    ptx::registers_shrink<kProducerRegisters>();
+    producer_registers<C, 56>();
     if constexpr (kGather) {
       produce_gathered<C>(args, shared.ring, k_blocks);
     } else {
       if (threadIdx.x == 0) produce_sorted<C>(args, shared.ring, k_blocks);
     }
   } else {
-    ptx::registers_grow<kConsumerRegisters>();
+    consumer_registers<C, 224>();
     const int group = threadIdx.x / 128 - 1;
     TileLoop<C> loop(args.tiles);
     Tile tile;
@@ -158,32 +153,41 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_kernel(const __grid_const
   tear_down<C>();
 }
 
+// A tile of f columns: 8 gate rows and 8 up rows in turn.
+void set_weights(Args& args, const Sizes& s, const bf16* weights, std::uint32_t groups) {
+  const std::uint64_t d = s.width, f = s.expert_width, experts = s.experts;
+  args.one_box = try_tensor_map(&args.weights, weights, {d, 8, 2, f / 8, experts}, {d, f * d, 8 * d, 2 * f * d},
+                                {kTileK, 8, 2, 4 * groups, 1});
+  if (!args.one_box)
+    args.weights = tensor_map(weights, {d, 8, f / 8, 2, experts}, {d, 8 * d, f * d, 2 * f * d}, {kTileK, 8, 1, 2, 1});
+}
+
+template <class C, bool kGather>
+void run(Args& args, const Sizes& s, const Plan& plan, const bf16* weights, cudaStream_t stream) {
+  set_weights(args, s, weights, C::kGroups);
+  args.tiles = tile_source(s, plan, (s.expert_width + C::kTileM / 2 - 1) / (C::kTileM / 2));
+  launch_tiles<C>(gate_up_kernel<C, kGather>, args, stream);
+}
+
 }  // namespace
 
 void gate_up(const Sizes& s, const Plan& plan, const bf16* x, const bf16* sorted, const bf16* weights, bf16* h, bf16* gate_up,
              cudaStream_t stream) {
-  const std::uint64_t d = s.width, f = s.expert_width, experts = s.experts;
   Args args{};
-  args.boxes = 1;
-  if (!try_tensor_map(&args.weights, weights, {d, 8, 2, f / 8, experts}, {d, f * d, 8 * d, 2 * f * d}, {kTileK, 8, 2, 8, 1})) {
-    args.boxes = 8;
-    args.weights = tensor_map(weights, {d, 8, f / 8, 2, experts}, {d, 8 * d, f * d, 2 * f * d}, {kTileK, 8, 1, 2, 1});
-  }
-  args.tiles = tile_source(s, plan, (s.expert_width + 63) / 64);
   args.row_token = plan.row_token;
   args.rows = x;
   args.h = h;
   args.gate_up = gate_up;
   args.width = s.width;
   args.expert_width = s.expert_width;
-  if (s.token_tile == kNarrowTile) return launch_tiles<Narrow>(gate_up_kernel<Narrow, true>, args, stream);
-  if (s.token_tile == kMiddleTile) return launch_tiles<Middle>(gate_up_kernel<Middle, true>, args, stream);
-  const std::uint64_t t = s.tokens, n = s.sorted_rows;
+  if (s.token_tile == kNarrowTile) return run<Narrow, true>(args, s, plan, weights, stream);
+  if (s.token_tile == kMiddleTile) return run<Middle, true>(args, s, plan, weights, stream);
+  const std::uint64_t d = s.width, t = s.tokens, n = s.sorted_rows;
   args.x = tensor_map(x, {d, t}, {d}, {kTileK, kBoxRows});
   args.x_narrow = tensor_map(x, {d, t}, {d}, {kTileK, 8});
   args.sorted = tensor_map(sorted, {d, n}, {d}, {kTileK, kBoxRows});
   args.sorted_narrow = tensor_map(sorted, {d, n}, {d}, {kTileK, 8});
-  launch_tiles<WideUp>(gate_up_kernel<WideUp, false>, args, stream);
+  run<WidePair, false>(args, s, plan, weights, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

@@ -14,29 +14,39 @@
 
 namespace dsmoe::cuda::hopper {
 
-inline constexpr int kTileM = 128;
 inline constexpr int kTileK = 64;
-inline constexpr int kBlockBytesA = kTileM * kTileK * 2;
-inline constexpr int kThreads = 384;
-inline constexpr int kProducerRegisters = 56;
-inline constexpr int kConsumerRegisters = 224;
+inline constexpr int kGroupBytesA = 64 * kTileK * 2;  // 64 weight rows, what one warpgroup multiplies at a time
 
-// kBlocks: blocks of 128 weight rows in a tile. kPair: two blocks (a cluster) work on neighbouring weight tiles of one
-// token tile, and each loads half of the tokens for both.
-template <int kTokens_, int kStages_, int kBlocks_, bool kPair_>
+// kGroups: consumer warpgroups; a block of weights has 64 rows for each. kBlocks: such blocks in a tile. kPair: two
+// thread blocks (a cluster) work on neighbouring weight tiles of one token tile, and each loads half of the tokens for
+// both, which saves traffic from the cache and power.
+template <int kTokens_, int kStages_, int kGroups_, int kBlocks_, bool kPair_>
 struct Config {
-  static constexpr int kTokens = kTokens_, kStages = kStages_, kBlocks = kBlocks_;
+  static constexpr int kTokens = kTokens_, kStages = kStages_, kGroups = kGroups_, kBlocks = kBlocks_;
   static constexpr bool kPair = kPair_;
+  static constexpr int kTileM = 64 * kGroups;  // rows of one block of weights
+  static constexpr int kThreads = 128 * (1 + kGroups);
+  static constexpr int kBlockBytesA = kGroups * kGroupBytesA;
   static constexpr int kBytesA = kBlocks * kBlockBytesA;
   static constexpr int kBytesB = kTokens * kTileK * 2;
   static constexpr int kStageBytes = kBytesA + kBytesB;
   static constexpr int kStagingBytes = kTokens < 128 ? kTokens * 128 : 16384;  // per consumer warpgroup
-  static constexpr int kSmemBytes = kStages * kStageBytes + 2 * kStagingBytes + 1024 + 256;  // to align; barriers
+  static constexpr int kSmemBytes = kStages * kStageBytes + kGroups * kStagingBytes + 1024 + 256;  // to align; barriers
 };
-using Wide = Config<kWideTile, 4, 1, false>;
-using WidePair = Config<kWideTile, 4, 1, true>;
-using Middle = Config<kMiddleTile, 4, 2, false>;
-using Narrow = Config<kNarrowTile, 8, 1, false>;
+using Wide = Config<kWideTile, 4, 2, 1, false>;
+using WidePair = Config<kWideTile, 4, 2, 1, true>;
+using Middle = Config<kMiddleTile, 4, 2, 2, false>;
+using Narrow = Config<kNarrowTile, 12, 1, 1, false>;  // small tiles, evenly spread: memory is the limit
+
+// With two consumer warpgroups the producer hands them registers; with one there are enough.
+template <class C, int kRegisters>
+__device__ __forceinline__ void producer_registers() {
+  if constexpr (C::kGroups > 1) ptx::registers_shrink<kRegisters>();
+}
+template <class C, int kRegisters>
+__device__ __forceinline__ void consumer_registers() {
+  if constexpr (C::kGroups > 1) ptx::registers_grow<kRegisters>();
+}
 
 struct Tile {
   int expert, m_block;
@@ -71,8 +81,12 @@ class TileLoop {
   __device__ __forceinline__ bool next(Tile& tile) {
     do {
       if (id_ >= shared_tiles_ * groups_) wait();
-      if (id_ >= total_) return false;
-      find(tile);
+      // The last round is handed out from the other end: the first blocks had the longer tiles of the shared experts.
+      int id = id_;
+      const int in_round = id % step_, round = id - in_round;
+      if (round > 0 && round >= shared_tiles_ * groups_ && round + step_ > total_) id = round + step_ - 1 - in_round;
+      if (id >= total_) return false;
+      find(id, tile);
       id_ += step_;
     } while (tile.rows <= 0);
     return true;
@@ -90,9 +104,9 @@ class TileLoop {
   }
 
  private:
-  __device__ __forceinline__ void find(Tile& tile) const {
-    const int token_tile = id_ / groups_;
-    tile.m_block = (id_ - token_tile * groups_) * (C::kPair ? 2 : 1) + rank_;
+  __device__ __forceinline__ void find(int id, Tile& tile) const {
+    const int token_tile = id / groups_;
+    tile.m_block = (id - token_tile * groups_) * (C::kPair ? 2 : 1) + rank_;
     tile.shared = token_tile < shared_tiles_;
     if (tile.shared) {
       const int size = (s_.tokens + per_expert_ - 1) / per_expert_;
@@ -137,23 +151,23 @@ struct Ring {
 template <class C>
 struct Shared {
   Ring<C> ring;
-  std::uint32_t staging;  // two areas of C::kStagingBytes
+  std::uint32_t staging;  // C::kStagingBytes for each consumer warpgroup
 };
 
-// Lays out shared memory and sets up the barriers. `producers` arrive on a full barrier, 8 consumer warps per block
-// on an empty one.
+// Lays out shared memory and sets up the barriers. `producers` arrive on a full barrier, all consumer warps on an
+// empty one.
 template <class C>
 __device__ __forceinline__ Shared<C> set_up(char* raw, int producers) {
   const std::uint32_t base = (ptx::smem_address(raw) + 1023u) & ~1023u;
   Shared<C> s;
   s.ring.data = base;
   s.staging = base + C::kStages * C::kStageBytes;
-  s.ring.full = s.staging + 2 * C::kStagingBytes;
+  s.ring.full = s.staging + C::kGroups * C::kStagingBytes;
   s.ring.empty = s.ring.full + C::kStages * 8;
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kStages; ++i) {
       ptx::barrier_init(s.ring.full + i * 8, producers);
-      ptx::barrier_init(s.ring.empty + i * 8, C::kPair ? 16 : 8);
+      ptx::barrier_init(s.ring.empty + i * 8, 4 * C::kGroups * (C::kPair ? 2 : 1));
     }
     ptx::barrier_init_fence();
   }
@@ -220,14 +234,14 @@ __device__ __forceinline__ void multiply(float (&acc)[C::kBlocks][kN / 2], Ring<
   for (int kb = 0; kb < k_blocks; ++kb) {
     ptx::barrier_wait(ring.full_barrier(), ring.phase);
     if constexpr (kGathered) ptx::fence_proxy_async();
-    const std::uint64_t a = ptx::tile_descriptor(ring.a() + group * 8192, 8192);
+    const std::uint64_t a = ptx::tile_descriptor(ring.a() + group * kGroupBytesA, 8192);
     const std::uint64_t b = ptx::tile_descriptor(ring.b(), 8192);
     ptx::wgmma_fence();
 #pragma unroll
     for (int j = 0; j < kTileK / 16; ++j)
 #pragma unroll
       for (int i = 0; i < C::kBlocks; ++i)
-        ptx::Wgmma<kN, kTransA, kTransB>::run(acc[i], a + i * (kBlockBytesA >> 4) + j * kStepA, b + j * kStepB, kb + j);
+        ptx::Wgmma<kN, kTransA, kTransB>::run(acc[i], a + i * (C::kBlockBytesA >> 4) + j * kStepA, b + j * kStepB, kb + j);
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     if (kb > 0 && signals) release<C>(previous);
@@ -249,6 +263,14 @@ __device__ __forceinline__ bool try_widths(int rows, Body&& body) {
   } else {
     return false;
   }
+}
+
+// Few widths, for kernels with much code in each.
+template <class Body>
+__device__ __forceinline__ void with_coarse_width(int rows, Body&& body) {
+  if (rows > 192) return rows > 224 ? body.template run<256>() : body.template run<224>();
+  if (rows > 64) return rows > 128 ? body.template run<192>() : body.template run<128>();
+  return rows > 16 ? body.template run<64>() : body.template run<16>();
 }
 
 // Calls body.template run<N>() with a product that holds `rows` tokens and wastes little: N is 8, 16, 32, 48, 64 or a
@@ -366,9 +388,9 @@ void launch_tiles(void (*kernel)(Args), Args& args, cudaStream_t stream) {
   args.tiles.m_blocks = (args.tiles.m_blocks + C::kBlocks - 1) / C::kBlocks;
   if constexpr (C::kPair) {
     args.tiles.m_blocks += args.tiles.m_blocks % 2;  // blocks past the end write nothing
-    launch_pairs(kernel, multiprocessors() / 2 * 2, kThreads, C::kSmemBytes, stream, args);
+    launch_pairs(kernel, multiprocessors() / 2 * 2, C::kThreads, C::kSmemBytes, stream, args);
   } else {
-    launch(kernel, multiprocessors(), kThreads, C::kSmemBytes, stream, args);
+    launch(kernel, multiprocessors(), C::kThreads, C::kSmemBytes, stream, args);
   }
 }
 

@@ -11,6 +11,7 @@ namespace dsmoe::cuda::hopper {
 
 namespace {
 
+using C = Wide;
 inline constexpr int kEpilogueRows = 64;                 // tokens per epilogue stage
 inline constexpr int kBlockBytes = kEpilogueRows * 128;  // [64 tokens][64 columns]
 
@@ -26,8 +27,6 @@ struct Args {
   float* weight_grad;
   int width, expert_width, parts;
 };
-
-using C = Wide;
 
 // v[i] summed over the 8 lanes that differ in bits 2 to 4 of the lane: lane (i << 2 | c) gets the sum of its v[i].
 __device__ __forceinline__ float scatter_sum(const float (&v)[8]) {
@@ -117,7 +116,7 @@ struct Consumer {
     for (int n = 0; n < kFull; n += 32) blocks<4, kN, kFirst>(acc, gate, n, rows, weight + n / 8);
     if constexpr (kRest > 0) blocks<kRest, kN, kFirst>(acc, gate, kFull, rows, weight + kFull / 8);
     ptx::named_barrier_sync(1 + group, 128);
-    const int column = tile.m_block * kTileM + group * 64, columns = args.expert_width - column;
+    const int column = tile.m_block * C::kTileM + group * 64, columns = args.expert_width - column;
     const std::size_t row = tile.row + kFirst, ld = args.expert_width;
     Staging<64>::copy_out(gate, args.gate_up + row * 2 * ld + column, 2 * ld, rows, columns);
     Staging<64>::copy_out(up, args.gate_up + row * 2 * ld + ld + column, 2 * ld, rows, columns);
@@ -143,7 +142,7 @@ struct Consumer {
 };
 
 __device__ __forceinline__ void load_outputs(const Args& args, const Tile& tile, Ring<C>& ring) {
-  const int column = tile.m_block * kTileM;
+  const int column = tile.m_block * C::kTileM;
   for (int row = 0; row < tile.rows; row += kEpilogueRows, ring.advance()) {
     ring.wait_empty();
     ptx::barrier_arrive_expect(ring.full_barrier(), 4 * kBlockBytes);
@@ -165,15 +164,15 @@ __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
       ring.wait_empty();
       const std::uint32_t bar = ring.full_barrier();
       ptx::barrier_arrive_expect(bar, C::kBytesA + boxes.bytes());
-      ptx::tma_load(ring.a(), &args.weights, bar, tile.m_block * kTileM, kb * kTileK, tile.expert);
-      ptx::tma_load(ring.a() + 8192, &args.weights, bar, tile.m_block * kTileM + 64, kb * kTileK, tile.expert);
+      ptx::tma_load(ring.a(), &args.weights, bar, tile.m_block * C::kTileM, kb * kTileK, tile.expert);
+      ptx::tma_load(ring.a() + 8192, &args.weights, bar, tile.m_block * C::kTileM + 64, kb * kTileK, tile.expert);
       boxes.load(ring, kb);
     }
     load_outputs(args, tile, ring);
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 1) hidden_backward_kernel(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(C::kThreads, 1) hidden_backward_kernel(const __grid_constant__ Args args) {
   extern __shared__ char raw[];
   Shared<C> shared = set_up<C>(raw, 1);
   if (threadIdx.x < 128) {
@@ -185,13 +184,13 @@ __global__ void __launch_bounds__(kThreads, 1) hidden_backward_kernel(const __gr
     TileLoop<C> loop(args.tiles);
     Tile tile;
     loop.wait();
-    while (loop.next(tile)) with_width<C>(tile.rows, Consumer{args, tile, shared, group});
+    while (loop.next(tile)) with_coarse_width(tile.rows, Consumer{args, tile, shared, group});
   }
 }
 
 }  // namespace
 
-int hidden_backward_parts(const Sizes& s) { return (s.expert_width + kTileM - 1) / kTileM * 8; }
+int hidden_backward_parts(const Sizes& s) { return (s.expert_width + C::kTileM - 1) / C::kTileM * 8; }
 
 void hidden_backward(const Sizes& s, const Plan& plan, const bf16* dy, const bf16* sorted_dy, const bf16* down_weights,
                      bf16* gate_up, bf16* weighted, float* weight_grad, cudaStream_t stream) {
@@ -203,7 +202,7 @@ void hidden_backward(const Sizes& s, const Plan& plan, const bf16* dy, const bf1
   args.dy_narrow = tensor_map(dy, {d, t}, {d}, {kTileK, 8});
   args.sorted = tensor_map(sorted_dy, {d, n}, {d}, {kTileK, kBoxRows});
   args.sorted_narrow = tensor_map(sorted_dy, {d, n}, {d}, {kTileK, 8});
-  args.tiles = tile_source(s, plan, (s.expert_width + kTileM - 1) / kTileM);
+  args.tiles = tile_source(s, plan, (s.expert_width + C::kTileM - 1) / C::kTileM);
   args.row_weight = plan.row_weight;
   args.gate_up = gate_up;
   args.weighted = weighted;

@@ -55,7 +55,7 @@ __device__ void partial_logits(const Args& args, int block, float* part) {
   }
 }
 
-// A token chooses an expert at most once, so an expert's tokens are a set of bits, in order.
+// What inference needs of a plan. A token chooses an expert at most once, so an expert's tokens are a set of bits, in order.
 __device__ void plan_few(const Args& args, const std::int32_t* ids, unsigned long long* chosen_by, std::int32_t* first_row) {
   const int experts = args.rule.experts, pairs = args.tokens * args.rule.chosen;
   for (int e = threadIdx.x; e < experts; e += blockDim.x) chosen_by[e] = 0;
@@ -88,14 +88,12 @@ __device__ void plan_few(const Args& args, const std::int32_t* ids, unsigned lon
   for (int i = threadIdx.x; i < args.shared * args.tokens; i += blockDim.x) {
     if (i % args.tokens == 0) args.plan.row_offset[i / args.tokens] = i;
     args.plan.row_token[i] = i % args.tokens;
-    args.plan.row_weight[i] = 1.0f;
   }
   __syncthreads();
   for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
     const int token = i / args.rule.chosen, e = ids[i];
     const int row = first_row[e] + __popcll(chosen_by[e] & ((1ull << token) - 1));
     args.plan.row_token[row] = token;
-    args.plan.row_weight[row] = args.out.weights[i];
     args.plan.token_row[i] = row;
   }
 }
@@ -128,7 +126,6 @@ __global__ void __cluster_dims__(kGateParts, 1, 1) __launch_bounds__(kWarps * 32
     choose(args.rule, args.bias, args.out, t, scratch, scratch + experts,
            [&](int k, int pick) { all_ids[t * chosen + k] = pick; });
   }
-  __threadfence();  // the weights, which block 0 reads
   cluster.sync();
   if (block == 0) plan_few(args, ids, chosen_by, first_row);
 }

@@ -8,7 +8,7 @@ namespace dsmoe::cuda::hopper {
 
 namespace {
 
-inline constexpr int kTileN = 256;
+inline constexpr int kTileN = 256, kTileM = Wide::kTileM;
 
 struct Args {
   CUtensorMap a;          // [R, m]
@@ -144,7 +144,7 @@ __device__ __forceinline__ void store(const Args& args, const GradTile& tile, fl
 }
 
 template <class C>
-__global__ void __launch_bounds__(kThreads, 1) weight_backward_kernel(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(C::kThreads, 1) weight_backward_kernel(const __grid_constant__ Args args) {
   extern __shared__ char raw[];
   Shared<C> shared = set_up<C>(raw, 1);
   ptx::wait_for_previous_kernel();
@@ -171,7 +171,10 @@ __global__ void __launch_bounds__(kThreads, 1) weight_backward_kernel(const __gr
 void run(Args& args, cudaStream_t stream) {
   args.m_blocks = (args.m + kTileM - 1) / kTileM;
   args.n_blocks = (args.width + kTileN - 1) / kTileN;
-  launch(weight_backward_kernel<Wide>, multiprocessors(), kThreads, Wide::kSmemBytes, stream, args);
+  if (args.m_blocks % 2 == 0)
+    launch_pairs(weight_backward_kernel<WidePair>, multiprocessors() / 2 * 2, Wide::kThreads, WidePair::kSmemBytes, stream, args);
+  else
+    launch(weight_backward_kernel<Wide>, multiprocessors(), Wide::kThreads, Wide::kSmemBytes, stream, args);
 }
 
 }  // namespace
