@@ -46,7 +46,8 @@ __global__ void fill_kernel(__nv_bfloat16* out, std::size_t n, float scale, std:
 }
 // Moves the first share of the tokens towards expert 0's gate row and the others away from it.
 __global__ void skew_kernel(__nv_bfloat16* x, const __nv_bfloat16* gate, int tokens, int d, int toward) {
-  for (std::size_t i = blockIdx.x * 256ull + threadIdx.x; i < static_cast<std::size_t>(tokens) * d; i += gridDim.x * 256ull) {
+  for (std::size_t i = blockIdx.x * 256ull + threadIdx.x; i < static_cast<std::size_t>(tokens) * d;
+       i += gridDim.x * 256ull) {
     const float step = (i / d < toward ? 8.0f : -8.0f) * __bfloat162float(gate[i % d]);
     x[i] = __float2bfloat16(__bfloat162float(x[i]) + step);
   }
@@ -59,7 +60,9 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   template <class T = void>
-  T* get() const { return static_cast<T*>(data_); }
+  T* get() const {
+    return static_cast<T*>(data_);
+  }
   void fill(std::size_t n, float scale, std::uint64_t seed) {
     fill_kernel<<<4096, 256>>>(get<__nv_bfloat16>(), n, scale, seed);
     check(cudaGetLastError());
@@ -125,7 +128,8 @@ double measured_tbs(cudaStream_t stream) {
   const std::size_t bytes = std::size_t{2} << 30;
   Buffer from(bytes), to(bytes);
   from.fill(bytes / 2, 1, 3);
-  const float ms = median_ms(5, 4, stream, [&] { check(cudaMemcpyAsync(to.get(), from.get(), bytes, cudaMemcpyDeviceToDevice, stream)); });
+  const float ms = median_ms(
+      5, 4, stream, [&] { check(cudaMemcpyAsync(to.get(), from.get(), bytes, cudaMemcpyDeviceToDevice, stream)); });
   return 2.0 * static_cast<double>(bytes) / ms / 1e9;
 }
 
@@ -139,7 +143,8 @@ constexpr int kLayers = 4;
 constexpr int kD = 2048, kF = 1408, kE = 64, kS = 2, kK = 6;
 
 struct LayerWeights {
-  Buffer gate{std::size_t{kE} * kD * 2}, gate_up{std::size_t{kS + kE} * 2 * kF * kD * 2}, down{std::size_t{kS + kE} * kD * kF * 2};
+  Buffer gate{std::size_t{kE} * kD * 2}, gate_up{std::size_t{kS + kE} * 2 * kF * kD * 2},
+      down{std::size_t{kS + kE} * kD * kF * 2};
   explicit LayerWeights(int seed) {
     gate.fill(std::size_t{kE} * kD, 0.022f, seed * 3 + 10);
     gate_up.fill(std::size_t{kS + kE} * 2 * kF * kD, 0.022f, seed * 3 + 11);
@@ -159,8 +164,8 @@ class Bench {
   }
 
   void run() {
-    std::printf("%-26s %8s %10s %9s %8s %10s %7s\n", o_.skew ? "forward, skewed routing" : "forward", "tokens", "time us", "TFLOP/s", "TB/s",
-                "floor us", "share");
+    std::printf("%-26s %8s %10s %9s %8s %10s %7s\n", o_.skew ? "forward, skewed routing" : "forward", "tokens", "time us",
+                "TFLOP/s", "TB/s", "floor us", "share");
     for (const int t : o_.tokens) run_tokens(t, false);
     if (!o_.backward) return;
     std::printf("forward + backward\n");
@@ -189,10 +194,12 @@ class Bench {
       xs.push_back(std::make_unique<Buffer>(n * kD * 2));
       xs.back()->fill(n * kD, 1, 100 + i);
       if (o_.skew)
-        skew_kernel<<<1024, 256, 0, nullptr>>>(xs.back()->get<__nv_bfloat16>(), weights_[i]->gate.get<__nv_bfloat16>(), tokens, kD, tokens * 3 / 10);
+        skew_kernel<<<1024, 256, 0, nullptr>>>(xs.back()->get<__nv_bfloat16>(), weights_[i]->gate.get<__nv_bfloat16>(),
+                                               tokens, kD, tokens * 3 / 10);
     }
     Buffer y(n * kD * 2), dy(n * kD * 2), dx(n * kD * 2), ids(n * kK * 4), weights(n * kK * 4), scores(n * kE * 4), bad(4);
-    Buffer work(std::max(forward_bytes, backward_bytes)), saved(training ? rows * 2 * kF * 2 : 0), plan(training ? cuda::plan_bytes(p) : 0);
+    Buffer work(std::max(forward_bytes, backward_bytes)), saved(training ? rows * 2 * kF * 2 : 0),
+        plan(training ? cuda::plan_bytes(p) : 0);
     Buffer bias(kE * 4), loss(12);
     const std::size_t expert = training ? std::size_t{kS + kE} * kF * kD * 2 : 0;
     Buffer dgate(kE * kD * 2), dgate_up(2 * expert), ddown(expert);
@@ -203,8 +210,10 @@ class Bench {
     check(cudaDeviceSynchronize());
 
     const auto layer = [&](int i) {
-      const cuda::Weights w{weights_[i]->gate.get(), bias.get<float>(), weights_[i]->gate_up.get(), weights_[i]->down.get()};
-      const cuda::Routing r{ids.get<std::int32_t>(), weights.get<float>(), training ? scores.get<float>() : nullptr, bad.get<std::int32_t>()};
+      const cuda::Weights w{weights_[i]->gate.get(), bias.get<float>(), weights_[i]->gate_up.get(),
+                            weights_[i]->down.get()};
+      const cuda::Routing r{ids.get<std::int32_t>(), weights.get<float>(), training ? scores.get<float>() : nullptr,
+                            bad.get<std::int32_t>()};
       cuda::Forward f;
       f.weights = w;
       f.x = xs[i]->get();
@@ -245,12 +254,15 @@ class Bench {
     check(cudaStreamEndCapture(stream_, &graph));
     check(cudaGraphInstantiate(&exec, graph, 0));
     const int group = tokens >= 4096 ? 1 : 4;
-    const double us = median_ms(tokens >= 4096 ? 5 : 9, group, stream_, [&] { check(cudaGraphLaunch(exec, stream_)); }) * 1e3 / (2 * kLayers);
+    const double us = median_ms(tokens >= 4096 ? 5 : 9, group, stream_, [&] { check(cudaGraphLaunch(exec, stream_)); }) *
+                      1e3 / (2 * kLayers);
     check(cudaGraphExecDestroy(exec));
     check(cudaGraphDestroy(graph));
-    std::printf("%-26s %8d %10.1f %9.0f %8.2f %10.1f %7.2f", "", tokens, us, flops(p, training) / us / 1e6, weight_bytes_ / us / 1e6, floor_us,
-                floor_us / us);
-    if (training) std::printf("   extra memory %.2f GiB", static_cast<double>(saved_bytes + std::max(forward_bytes, backward_bytes)) / (1 << 30));
+    std::printf("%-26s %8d %10.1f %9.0f %8.2f %10.1f %7.2f", "", tokens, us, flops(p, training) / us / 1e6,
+                weight_bytes_ / us / 1e6, floor_us, floor_us / us);
+    if (training)
+      std::printf("   extra memory %.2f GiB",
+                  static_cast<double>(saved_bytes + std::max(forward_bytes, backward_bytes)) / (1 << 30));
     if (o_.skew) std::printf("   largest expert %.0f%% of tokens, %d empty", 100.0 * largest_ / tokens, empty_);
     std::printf("\n");
     std::fflush(stdout);
@@ -284,17 +296,25 @@ Options parse(int argc, char** argv) {
   Options o;
   for (int i = 1; i < argc; ++i) {
     const std::string a = argv[i];
-    if (a == "--no-backward") o.backward = false;
-    else if (a == "--skew") o.skew = true;
-    else if (a == "--once") o.once = true;
+    if (a == "--no-backward")
+      o.backward = false;
+    else if (a == "--skew")
+      o.skew = true;
+    else if (a == "--once")
+      o.once = true;
     else if (a == "--tokens" && i + 1 < argc) {
       o.tokens.clear();
       for (char* s = std::strtok(argv[++i], ","); s; s = std::strtok(nullptr, ",")) o.tokens.push_back(std::atoi(s));
     } else if (a == "--path" && i + 1 < argc) {
       const std::string v = argv[++i];
-      o.path = v == "mma" ? cuda::Path::kMma : v == "plain" ? cuda::Path::kPlain : v == "hopper" ? cuda::Path::kHopper : cuda::Path::kAuto;
+      o.path = v == "mma"      ? cuda::Path::kMma
+               : v == "plain"  ? cuda::Path::kPlain
+               : v == "hopper" ? cuda::Path::kHopper
+                               : cuda::Path::kAuto;
     } else {
-      std::fprintf(stderr, "usage: layer_bench [--tokens 1,8,...] [--no-backward] [--skew] [--once] [--path auto|hopper|mma|plain]\n");
+      std::fprintf(
+          stderr,
+          "usage: layer_bench [--tokens 1,8,...] [--no-backward] [--skew] [--once] [--path auto|hopper|mma|plain]\n");
       std::exit(2);
     }
   }

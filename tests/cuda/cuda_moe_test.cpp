@@ -30,7 +30,8 @@ double worst_row(const Doubles& got, const Doubles& want, Index width) {
   const auto step = static_cast<std::size_t>(width);
   for (std::size_t i = 0; i + step <= want.size() && std::isfinite(worst); i += step) {
     const auto at = static_cast<std::ptrdiff_t>(i);
-    worst = std::max(worst, relative_error({got.begin() + at, got.begin() + at + width}, {want.begin() + at, want.begin() + at + width}));
+    worst = std::max(worst, relative_error({got.begin() + at, got.begin() + at + width},
+                                           {want.begin() + at, want.begin() + at + width}));
   }
   return worst;
 }
@@ -82,12 +83,15 @@ const Case kCases[] = {
     {"odd", 77, 72, 40, 7, 1, 3, ScoreFunction::kSoftmax, true},
     {"no_shared", 129, 136, 88, 4, 0, 1, ScoreFunction::kSigmoid},
     {"all_chosen", 33, 64, 48, 4, 1, 4, ScoreFunction::kSoftmax, true, 2.5f},
-    {"sixteen_b_small", 200, 256, 176, 64, 2, 6, ScoreFunction::kSoftmax, false, 1, false, 1, 1, GroupScore::kMax, 0.01f, 8, 50},
-    {"v3_like", 100, 128, 64, 32, 1, 8, ScoreFunction::kSigmoid, true, 2.5f, true, 8, 4, GroupScore::kTop2Sum, 0.02f, 4, 25},
+    {"sixteen_b_small", 200, 256, 176, 64, 2, 6, ScoreFunction::kSoftmax, false, 1, false, 1, 1, GroupScore::kMax, 0.01f, 8,
+     50},
+    {"v3_like", 100, 128, 64, 32, 1, 8, ScoreFunction::kSigmoid, true, 2.5f, true, 8, 4, GroupScore::kTop2Sum, 0.02f, 4,
+     25},
     {"group_max", 60, 64, 24, 16, 1, 3, ScoreFunction::kSoftmax, false, 16, false, 4, 2},
     {"many_experts", 300, 64, 32, 512, 0, 8, ScoreFunction::kSoftmax, true, 1, false, 1, 1, GroupScore::kMax, 0.1f, 16},
     {"hot_expert", 700, 64, 72, 16, 1, 2, ScoreFunction::kSigmoid, false, 1, true, 1, 1, GroupScore::kMax, 0, 1, 0, 100},
-    {"many_tokens", 5000, 64, 64, 12, 1, 3, ScoreFunction::kSoftmax, false, 1, false, 1, 1, GroupScore::kMax, 0.01f, 3, 1000},
+    {"many_tokens", 5000, 64, 64, 12, 1, 3, ScoreFunction::kSoftmax, false, 1, false, 1, 1, GroupScore::kMax, 0.01f, 3,
+     1000},
 };
 // No multiple of 8 anywhere: only the portable paths take these.
 const Case kUnaligned[] = {
@@ -109,7 +113,8 @@ void check_choice(const Inputs& in, const Outputs& want, const std::vector<std::
   for (Index t = 0; t < in.tokens; ++t) {
     std::vector<bool> chosen(static_cast<std::size_t>(e));
     const auto value = [&](Index i) {
-      return want.scores[static_cast<std::size_t>(t * e + i)] + (in.bias.empty() ? 0 : in.bias[static_cast<std::size_t>(i)]);
+      return want.scores[static_cast<std::size_t>(t * e + i)] +
+             (in.bias.empty() ? 0 : in.bias[static_cast<std::size_t>(i)]);
     };
     double worst = INFINITY;
     for (Index j = 0; j < k; ++j) {
@@ -151,7 +156,8 @@ void check_case(const Case& c, DType dtype, DType grad_dtype, Path path) {
   EXPECT_LT(relative_error(layer.weights_used(), want.weights), 1e-5);
   EXPECT_LT(worst_row(layer.y(), want.y, c.d), forward_limit(dtype));
   for (int i = 0; i < 3; ++i)
-    EXPECT_NEAR(layer.loss()[static_cast<std::size_t>(i)], want.loss[i], 1e-5 * std::abs(want.loss[i])) << "balance loss " << i;
+    EXPECT_NEAR(layer.loss()[static_cast<std::size_t>(i)], want.loss[i], 1e-5 * std::abs(want.loss[i]))
+        << "balance loss " << i;
   const Doubles y = layer.y();
   layer.backward();
   check(cudaDeviceSynchronize());

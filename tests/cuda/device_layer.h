@@ -29,11 +29,15 @@ class DeviceBuffer {
 
   void* get() const { return data_; }
   template <class T>
-  T* as() const { return static_cast<T*>(data_); }
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
   std::size_t bytes() const { return bytes_; }
 
   template <class T>
-  void upload(const std::vector<T>& v) { check(cudaMemcpy(data_, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice)); }
+  void upload(const std::vector<T>& v) {
+    check(cudaMemcpy(data_, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+  }
   template <class T>
   std::vector<T> download() const {
     std::vector<T> v(bytes_ / sizeof(T));
@@ -96,13 +100,27 @@ class DeviceLayer {
   DeviceLayer(const Inputs& in, const cuda::Problem& p, bool training)
       : p_(p),
         training_(training),
-        x_(elements(in.x)), gate_(elements(in.gate)), bias_(in.bias.size() * 4), gate_up_(elements(in.gate_up)),
-        down_(elements(in.down)), dy_(elements(in.dy)), y_(elements(in.x)),
-        ids_(slots() * 4), weights_(slots() * 4),
-        scores_(static_cast<std::size_t>(p.tokens * p.config.routed_experts) * 4), bad_(4), loss_(12),
-        saved_(training ? static_cast<std::size_t>(p.tokens * p.config.slots() * 2 * p.config.expert_size) * size_of(p.dtype) : 0),
-        plan_(training ? cuda::plan_bytes(p) : 0), work_(cuda::forward_workspace_bytes(p, training)),
-        dx_(training ? x_.bytes() : 0), dgate_(grads(in.gate)), dgate_up_(grads(in.gate_up)), ddown_(grads(in.down)),
+        x_(elements(in.x)),
+        gate_(elements(in.gate)),
+        bias_(in.bias.size() * 4),
+        gate_up_(elements(in.gate_up)),
+        down_(elements(in.down)),
+        dy_(elements(in.dy)),
+        y_(elements(in.x)),
+        ids_(slots() * 4),
+        weights_(slots() * 4),
+        scores_(static_cast<std::size_t>(p.tokens * p.config.routed_experts) * 4),
+        bad_(4),
+        loss_(12),
+        saved_(training
+                   ? static_cast<std::size_t>(p.tokens * p.config.slots() * 2 * p.config.expert_size) * size_of(p.dtype)
+                   : 0),
+        plan_(training ? cuda::plan_bytes(p) : 0),
+        work_(cuda::forward_workspace_bytes(p, training)),
+        dx_(training ? x_.bytes() : 0),
+        dgate_(grads(in.gate)),
+        dgate_up_(grads(in.gate_up)),
+        ddown_(grads(in.down)),
         back_work_(training ? cuda::backward_workspace_bytes(p) : 0) {
     x_.put(in.x, p.dtype);
     gate_.put(in.gate, p.dtype);

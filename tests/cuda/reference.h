@@ -34,7 +34,7 @@ struct Inputs {
 };
 
 struct Outputs {
-  Doubles scores, weights, y;                 // [T, E], [T, K], [T, D]
+  Doubles scores, weights, y;  // [T, E], [T, K], [T, D]
   double loss[3] = {0, 0, 0};
   Doubles dx, dgate, dgate_up, ddown;
 };
@@ -50,7 +50,8 @@ inline void reference_scores(const Inputs& in, Outputs& out) {
   out.scores.resize(static_cast<std::size_t>(in.tokens * e));
   parallel_for(in.tokens, [&](Index t) {
     double* s = &out.scores[static_cast<std::size_t>(t * e)];
-    for (Index i = 0; i < e; ++i) s[i] = dot(&in.x[static_cast<std::size_t>(t * d)], &in.gate[static_cast<std::size_t>(i * d)], d);
+    for (Index i = 0; i < e; ++i)
+      s[i] = dot(&in.x[static_cast<std::size_t>(t * d)], &in.gate[static_cast<std::size_t>(i * d)], d);
     if (in.c.score == ScoreFunction::kSigmoid) {
       for (Index i = 0; i < e; ++i) s[i] = 1 / (1 + std::exp(-s[i]));
       return;
@@ -89,19 +90,23 @@ inline std::vector<std::vector<Pair>> expert_pairs(const Inputs& in) {
     for (Index t = 0; t < in.tokens; ++t) pairs[static_cast<std::size_t>(s)].push_back({t, -1});
   for (Index t = 0; t < in.tokens; ++t)
     for (Index j = 0; j < in.c.experts_per_token; ++j)
-      pairs[static_cast<std::size_t>(in.c.shared_experts + in.ids[static_cast<std::size_t>(t * in.c.experts_per_token + j)])].push_back({t, j});
+      pairs[static_cast<std::size_t>(in.c.shared_experts +
+                                     in.ids[static_cast<std::size_t>(t * in.c.experts_per_token + j)])]
+          .push_back({t, j});
   return pairs;
 }
 
 // Counts and mean scores of one sequence or of all tokens, and a loss f . P with its gradient per score.
-inline double balance(const Inputs& in, const Outputs& out, Index begin, Index length, Index devices, double alpha, double share,
-                      Doubles* ds) {
+inline double balance(const Inputs& in, const Outputs& out, Index begin, Index length, Index devices, double alpha,
+                      double share, Doubles* ds) {
   const Index e = in.c.routed_experts, k = in.c.experts_per_token;
   Doubles f(static_cast<std::size_t>(e)), mean(static_cast<std::size_t>(e));
   for (Index t = begin; t < begin + length; ++t) {
     for (Index j = 0; j < k; ++j)
-      f[static_cast<std::size_t>(in.ids[static_cast<std::size_t>(t * k + j)])] += static_cast<double>(e) / static_cast<double>(k * length);
-    for (Index i = 0; i < e; ++i) mean[static_cast<std::size_t>(i)] += out.scores[static_cast<std::size_t>(t * e + i)] / static_cast<double>(length);
+      f[static_cast<std::size_t>(in.ids[static_cast<std::size_t>(t * k + j)])] +=
+          static_cast<double>(e) / static_cast<double>(k * length);
+    for (Index i = 0; i < e; ++i)
+      mean[static_cast<std::size_t>(i)] += out.scores[static_cast<std::size_t>(t * e + i)] / static_cast<double>(length);
   }
   const Index size = e / devices;
   double loss = 0;
@@ -122,7 +127,8 @@ inline double balance(const Inputs& in, const Outputs& out, Index begin, Index l
 inline void reference_losses(const Inputs& in, Outputs& out, Doubles* ds) {
   const Index length = in.sequence_length ? in.sequence_length : in.tokens, e = in.c.routed_experts;
   for (Index b = 0; b < in.tokens; b += length)
-    out.loss[0] += balance(in, out, b, length, e, in.c.seq_balance_alpha, static_cast<double>(length) / static_cast<double>(in.tokens), ds);
+    out.loss[0] += balance(in, out, b, length, e, in.c.seq_balance_alpha,
+                           static_cast<double>(length) / static_cast<double>(in.tokens), ds);
   out.loss[1] = balance(in, out, 0, in.tokens, e, in.c.batch_balance_alpha, 1, ds);
   out.loss[2] = balance(in, out, 0, in.tokens, in.c.devices, in.c.device_balance_alpha, 1, ds);
 }

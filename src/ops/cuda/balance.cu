@@ -1,5 +1,7 @@
 // Balance losses over a sequence, the batch and device groups. Counts carry no gradient; the losses' gradients with
 // respect to the scores need the counts alone.
+#include <algorithm>
+
 #include "ops/cuda/gate.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/ptx.cuh"
@@ -9,8 +11,8 @@ namespace dsmoe::cuda {
 
 namespace {
 
-inline constexpr int kSlice = 128;  // tokens of one sequence that one block adds up
-inline constexpr int kThreads = 256;
+inline constexpr int kSlice = 512;  // tokens of one sequence that one block adds up
+inline constexpr int kThreads = 512;
 
 struct Args {
   const std::int32_t* ids;
@@ -22,27 +24,36 @@ struct Args {
   float seq_alpha, batch_alpha, device_alpha;
 };
 
+// The threads of one expert add up parts of the tokens; the parts are added in order.
 __global__ void __launch_bounds__(kThreads) slice_kernel(const __grid_constant__ Args args) {
-  extern __shared__ std::int32_t histogram[];
-#if __CUDA_ARCH__ >= 900
+  extern __shared__ std::int32_t histogram[];  // [E], then the parts' sums [parts][E]
+  const int experts = args.experts;
+  float* sums = reinterpret_cast<float*>(histogram + experts);
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
-#endif
   const int sequence = blockIdx.x / args.slices, begin = blockIdx.x % args.slices * kSlice;
   const std::size_t token0 = static_cast<std::size_t>(sequence) * args.length + begin;
   const int tokens = min(kSlice, args.length - begin);
-  for (int e = threadIdx.x; e < args.experts; e += kThreads) histogram[e] = 0;
+  for (int e = threadIdx.x; e < experts; e += kThreads) histogram[e] = 0;
   __syncthreads();
   for (int i = threadIdx.x; i < tokens * args.chosen; i += kThreads)
     atomicAdd(&histogram[args.ids[token0 * args.chosen + i]], 1);
-  __syncthreads();
-  float* out = args.partial + static_cast<std::size_t>(blockIdx.x) * 2 * args.experts;
-  for (int e = threadIdx.x; e < args.experts; e += kThreads) {
+  const int width = min(experts, kThreads), parts = kThreads / width, part = threadIdx.x / width;
+  const int per_part = (tokens + parts - 1) / parts;
+  for (int e = threadIdx.x % width; e < experts && part < parts; e += width) {
     float sum = 0.0f;
 #pragma unroll 16
-    for (int t = 0; t < tokens; ++t) sum += args.scores[(token0 + t) * args.experts + e];
+    for (int t = part * per_part; t < min(tokens, (part + 1) * per_part); ++t)
+      sum += args.scores[(token0 + t) * experts + e];
+    sums[part * experts + e] = sum;
+  }
+  __syncthreads();
+  float* out = args.partial + static_cast<std::size_t>(blockIdx.x) * 2 * experts;
+  for (int e = threadIdx.x; e < experts; e += kThreads) {
+    float sum = 0.0f;
+    for (int i = 0; i < parts; ++i) sum += sums[i * experts + e];
     out[e] = static_cast<float>(histogram[e]);
-    out[args.experts + e] = sum;
+    out[experts + e] = sum;
   }
 }
 
@@ -59,10 +70,8 @@ __device__ float block_sum(float v, float* scratch) {
 
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Args args) {
   __shared__ float scratch[kThreads / 32];
-#if __CUDA_ARCH__ >= 900
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
-#endif
   const int experts = args.experts;
   const float tokens = static_cast<float>(args.length) * static_cast<float>(args.sequences);
   float* total = args.counts + static_cast<std::size_t>(args.sequences) * experts;
@@ -140,7 +149,8 @@ void balance(const Problem& p, const Routing& routing, float* scratch, float* lo
   args.counts = scratch;
   args.partial = scratch + static_cast<std::size_t>(args.sequences + 2) * args.experts;
   args.loss = loss;
-  launch(slice_kernel, args.sequences * args.slices, kThreads, args.experts * 4, stream, args);
+  launch(slice_kernel, args.sequences * args.slices, kThreads, (args.experts + std::max(args.experts, kThreads)) * 4,
+         stream, args);
   launch(finish_kernel, 1, kThreads, 0, stream, args);
 }
 

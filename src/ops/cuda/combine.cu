@@ -30,10 +30,8 @@ __device__ inline void from_float(float v, bf16& out) { out = __float2bfloat16_r
 
 template <class T, int kVector>
 __global__ void __launch_bounds__(256) combine_kernel(const __grid_constant__ Args args) {
-#if __CUDA_ARCH__ >= 900
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
-#endif
   const int per_token = args.c.columns / kVector;
   const std::size_t i = static_cast<std::size_t>(blockIdx.x) * 256 + threadIdx.x;
   const int token = static_cast<int>(i / per_token), column = static_cast<int>(i % per_token) * kVector;
@@ -46,9 +44,7 @@ __global__ void __launch_bounds__(256) combine_kernel(const __grid_constant__ Ar
     for (int v = 0; v < kVector; ++v) sum[v] = to_float(static_cast<const T*>(args.c.start)[at + v]);
   }
   using Vector = Pack<T, kVector>;
-  const auto load = [&](std::size_t row) {
-    return __ldcs(reinterpret_cast<const uint4*>(rows + row * args.c.columns));
-  };
+  const auto load = [&](std::size_t row) { return __ldcs(reinterpret_cast<const uint4*>(rows + row * args.c.columns)); };
   const auto add = [&](std::size_t row, float weight) {
     Vector in;
     if constexpr (sizeof(Vector) == 16) {

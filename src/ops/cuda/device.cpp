@@ -20,8 +20,7 @@ const DeviceInfo& device_info() {
   static std::array<std::once_flag, kMaxDevices> once;
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess)
-    fail(ErrorCode::kUnsupported, "no CUDA device: {}", cudaGetErrorString(error));
+  if (error != cudaSuccess) fail(ErrorCode::kUnsupported, "no CUDA device: {}", cudaGetErrorString(error));
   invariant(device < kMaxDevices, "more than 64 CUDA devices");
   const auto at = static_cast<std::size_t>(device);
   std::call_once(once[at], [&] {
@@ -71,8 +70,8 @@ Path choose_path(const Problem& p) {
   const bool hopper = bf16 && device.major == 9 && p.config.hidden_size % 8 == 0 && p.config.expert_size % 8 == 0;
   if (p.path == Path::kAuto) return hopper ? Path::kHopper : mma ? Path::kMma : Path::kPlain;
   require(p.path != Path::kHopper || hopper,
-          "path hopper needs bf16, an sm_90 device, and D and F that are multiples of 8 (D {}, F {})",
-          p.config.hidden_size, p.config.expert_size);
+          "path hopper needs bf16, an sm_90 device, and D and F that are multiples of 8 (D {}, F {})", p.config.hidden_size,
+          p.config.expert_size);
   require(p.path != Path::kMma || mma, "path mma needs bf16 and an sm_80 or newer device");
   return p.path;
 }

@@ -16,7 +16,7 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 inline constexpr int kWarps = kGateParts;
-inline constexpr int kGroup = 64;        // experts per pass
+inline constexpr int kGroup = 64;  // experts per pass
 inline constexpr int kStride = kGroup + 1;
 
 struct Args {
@@ -102,15 +102,13 @@ template <int kTokens, class T, bool kMma>
 __global__ void __launch_bounds__(kWarps * 32, 2) gate_kernel(const __grid_constant__ Args args) {
   extern __shared__ float smem[];
   const int experts = args.rule.experts;
-  float* part = smem;                                  // [warps][kTokens][kStride]
-  float* scores = part + kWarps * kTokens * kStride;   // [kTokens][E]
-  float* choices = scores + kTokens * experts;         // [warps][E + groups]
+  float* part = smem;                                 // [warps][kTokens][kStride]
+  float* scores = part + kWarps * kTokens * kStride;  // [kTokens][E]
+  float* choices = scores + kTokens * experts;        // [warps][E + groups]
   auto* histogram = reinterpret_cast<std::int32_t*>(choices + kWarps * (experts + args.rule.groups));  // [E]
   const int token0 = blockIdx.x * kTokens;
-#if __CUDA_ARCH__ >= 900
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
-#endif
   for (int i = threadIdx.x; i < experts; i += blockDim.x) histogram[i] = 0;
   for (int first = 0; first < experts; first += kGroup) {
     if constexpr (kMma)
@@ -154,8 +152,8 @@ int gate_chunk(const Problem& p) {
 }
 int gate_chunks(const Problem& p) { return static_cast<int>((p.tokens + gate_chunk(p) - 1) / gate_chunk(p)); }
 
-void gate(const Problem& p, bool mma, const void* x, const Weights& weights, const Routing& routing,
-          std::int32_t* counts, cudaStream_t stream) {
+void gate(const Problem& p, bool mma, const void* x, const Weights& weights, const Routing& routing, std::int32_t* counts,
+          cudaStream_t stream) {
   const MoeConfig& c = p.config;
   Args args{};
   args.rule = routing_rule(c);

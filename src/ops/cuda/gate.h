@@ -12,8 +12,8 @@ int gate_chunk(const Problem& p);
 int gate_chunks(const Problem& p);
 
 // Scores, the K best experts of each token, and counts per chunk. `mma`: products on the tensor cores (bf16).
-void gate(const Problem& p, bool mma, const void* x, const Weights& weights, const Routing& routing,
-          std::int32_t* counts, cudaStream_t stream);
+void gate(const Problem& p, bool mma, const void* x, const Weights& weights, const Routing& routing, std::int32_t* counts,
+          cudaStream_t stream);
 
 void make_plan(const Problem& p, const Routing& routing, const std::int32_t* counts, int token_tile, const Plan& plan,
                cudaStream_t stream);
@@ -47,12 +47,10 @@ struct LogitGrad {
   void* split;
 };
 inline int split_experts(Index experts) { return static_cast<int>((experts + 63) / 64 * 64); }
-void gate_scores_backward(const Problem& p, const Plan& plan, const Routing& routing, const float* weight_grad,
-                          int parts, const float* balance_counts, float balance_scale, const LogitGrad& dlogits,
-                          cudaStream_t stream);
+void gate_scores_backward(const Problem& p, const Plan& plan, const Routing& routing, const float* weight_grad, int parts,
+                          const float* balance_counts, float balance_scale, const LogitGrad& dlogits, cudaStream_t stream);
 // dx[T, D] (p.dtype) = dlogits * gate.
-void gate_input_backward(const Problem& p, bool mma, const float* dlogits, const void* gate, void* dx,
-                         cudaStream_t stream);
+void gate_input_backward(const Problem& p, bool mma, const float* dlogits, const void* gate, void* dx, cudaStream_t stream);
 // dgate[E, D] = dlogits' * x: partial sums over slices of tokens, then their sum. add_slices() takes
 // partial[slices, halves, stride, D] and adds slices and halves in order.
 int gate_slice(const Problem& p);

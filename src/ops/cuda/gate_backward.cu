@@ -26,10 +26,8 @@ struct Args {
 // One warp per token.
 __global__ void __launch_bounds__(kWarps * 32) scores_backward_kernel(const __grid_constant__ Args args) {
   extern __shared__ float smem[];
-#if __CUDA_ARCH__ >= 900
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
-#endif
   const int lane = threadIdx.x % 32, token = blockIdx.x * kWarps + threadIdx.x / 32;
   if (token >= args.tokens) return;
   float* ds = smem + threadIdx.x / 32 * args.experts;
@@ -150,10 +148,8 @@ struct WeightBackward {
 template <class G>
 __global__ void __launch_bounds__(256) add_slices_kernel(const float* partial, int slices, int halves, std::size_t stride,
                                                          std::size_t size, G* grad, bool accumulate) {
-#if __CUDA_ARCH__ >= 900
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
-#endif
   const std::size_t i = static_cast<std::size_t>(blockIdx.x) * 256 + threadIdx.x;
   if (i >= size) return;
   float sum = accumulate ? portable::to_float(grad[i]) : 0.0f;
@@ -167,9 +163,8 @@ inline constexpr int kSlices = 16;
 
 }  // namespace
 
-void gate_scores_backward(const Problem& p, const Plan& plan, const Routing& routing, const float* weight_grad,
-                          int parts, const float* balance_counts, float balance_scale, const LogitGrad& dlogits,
-                          cudaStream_t stream) {
+void gate_scores_backward(const Problem& p, const Plan& plan, const Routing& routing, const float* weight_grad, int parts,
+                          const float* balance_counts, float balance_scale, const LogitGrad& dlogits, cudaStream_t stream) {
   const MoeConfig& c = p.config;
   Args args{};
   args.ids = routing.ids;
@@ -202,11 +197,13 @@ void gate_input_backward(const Problem& p, bool mma, const float* dlogits, const
   const int tokens = static_cast<int>(p.tokens), experts = static_cast<int>(p.config.routed_experts);
   const int width = static_cast<int>(p.config.hidden_size);
   if (p.dtype == DType::kF32)
-    portable::run(InputBackward<float>{dlogits, static_cast<const float*>(gate), static_cast<float*>(dx), tokens, experts, width},
-                  false, tokens, width, 1, stream);
+    portable::run(
+        InputBackward<float>{dlogits, static_cast<const float*>(gate), static_cast<float*>(dx), tokens, experts, width},
+        false, tokens, width, 1, stream);
   else
-    portable::run(InputBackward<bf16>{dlogits, static_cast<const bf16*>(gate), static_cast<bf16*>(dx), tokens, experts, width},
-                  mma, tokens, width, 1, stream);
+    portable::run(
+        InputBackward<bf16>{dlogits, static_cast<const bf16*>(gate), static_cast<bf16*>(dx), tokens, experts, width}, mma,
+        tokens, width, 1, stream);
 }
 
 // A multiple of 64: a step of the Hopper product over rows.

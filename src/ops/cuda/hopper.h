@@ -22,8 +22,8 @@ void route_few(const Problem& p, const bf16* x, const Weights& weights, const Ro
 
 // h[R, F] = silu(x W_gate') * (x W_up'); also gate_up[R, 2F] when that is not null. `sorted` holds x as gather_rows()
 // leaves it; when it is null the kernel gathers by itself, which is better for few tokens.
-void gate_up(const Sizes& s, const Plan& plan, const bf16* x, const bf16* sorted, const bf16* weights, bf16* h, bf16* gate_up,
-             cudaStream_t stream);
+void gate_up(const Sizes& s, const Plan& plan, const bf16* x, const bf16* sorted, const bf16* weights, bf16* h,
+             bf16* gate_up, cudaStream_t stream);
 
 // out[R, columns] = h W_down', output columns [first, first + columns) of D.
 void down(const Sizes& s, const Plan& plan, const bf16* h, const bf16* weights, bf16* out, int first, int columns,

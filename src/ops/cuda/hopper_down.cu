@@ -20,7 +20,9 @@ struct Args {
 };
 
 // A tile of the shared experts runs over the k blocks of all of them.
-__device__ __forceinline__ int parts_of(const Args& args, const Tile& tile) { return tile.shared ? args.shared_experts : 1; }
+__device__ __forceinline__ int parts_of(const Args& args, const Tile& tile) {
+  return tile.shared ? args.shared_experts : 1;
+}
 
 // Rows of the output: one per token for all shared experts, then the routed rows.
 __device__ __forceinline__ std::size_t output_row(const Args& args, const Tile& tile) {
@@ -42,8 +44,8 @@ struct Consumer {
     for (int i = 0; i < C::kBlocks; ++i) {
       const int column = (tile.m_block * C::kBlocks + i) * C::kTileM + group * 64;
       store_transposed<kN>(acc[i], shared.staging + group * C::kStagingBytes, group,
-                           args.out + output_row(args, tile) * args.columns + column, args.columns,
-                           tile.rows, args.columns - column);
+                           args.out + output_row(args, tile) * args.columns + column, args.columns, tile.rows,
+                           args.columns - column);
     }
   }
 };
@@ -120,8 +122,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) down_kernel(const __grid_const
   tear_down<C>();
 }
 
-Args common_args(TileSource tiles, const bf16* rows, std::uint64_t k, std::uint64_t n, bf16* out,
-                 int first, int columns) {
+Args common_args(TileSource tiles, const bf16* rows, std::uint64_t k, std::uint64_t n, bf16* out, int first, int columns) {
   Args args{};
   args.rows = tensor_map(rows, {k, n}, {k}, {kTileK, kBoxRows});
   args.narrow_rows = tensor_map(rows, {k, n}, {k}, {kTileK, 8});
@@ -154,6 +155,7 @@ void run_down(Args& args, const Sizes& s, const bf16* weights, cudaStream_t stre
 void down(const Sizes& s, const Plan& plan, const bf16* h, const bf16* weights, bf16* out, int first, int columns,
           cudaStream_t stream) {
   Args args = common_args(tile_source(s, plan, 0), h, s.expert_width, s.rows, out, first, columns);
+  if (s.token_tile == kTinyTile) return run_down<Tiny>(args, s, weights, stream);
   if (s.token_tile == kNarrowTile) return run_down<Narrow>(args, s, weights, stream);
   if (s.token_tile == kMiddleTile) return run_down<Middle>(args, s, weights, stream);
   run_down<WidePair>(args, s, weights, stream);

@@ -171,8 +171,8 @@ void run(Args& args, const Sizes& s, const Plan& plan, const bf16* weights, cuda
 
 }  // namespace
 
-void gate_up(const Sizes& s, const Plan& plan, const bf16* x, const bf16* sorted, const bf16* weights, bf16* h, bf16* gate_up,
-             cudaStream_t stream) {
+void gate_up(const Sizes& s, const Plan& plan, const bf16* x, const bf16* sorted, const bf16* weights, bf16* h,
+             bf16* gate_up, cudaStream_t stream) {
   Args args{};
   args.row_token = plan.row_token;
   args.rows = x;
@@ -180,6 +180,7 @@ void gate_up(const Sizes& s, const Plan& plan, const bf16* x, const bf16* sorted
   args.gate_up = gate_up;
   args.width = s.width;
   args.expert_width = s.expert_width;
+  if (s.token_tile == kTinyTile) return run<Tiny, true>(args, s, plan, weights, stream);
   if (s.token_tile == kNarrowTile) return run<Narrow, true>(args, s, plan, weights, stream);
   if (s.token_tile == kMiddleTile) return run<Middle, true>(args, s, plan, weights, stream);
   const std::uint64_t d = s.width, t = s.tokens, n = s.sorted_rows;

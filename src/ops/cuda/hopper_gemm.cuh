@@ -31,12 +31,13 @@ struct Config {
   static constexpr int kBytesB = kTokens * kTileK * 2;
   static constexpr int kStageBytes = kBytesA + kBytesB;
   static constexpr int kStagingBytes = kTokens < 128 ? kTokens * 128 : 16384;  // per consumer warpgroup
-  static constexpr int kSmemBytes = kStages * kStageBytes + kGroups * kStagingBytes + 1024 + 256;  // to align; barriers
+  static constexpr int kSmemBytes = kStages * (kStageBytes + 16) + kGroups * kStagingBytes + 1024;  // barriers; to align
 };
 using Wide = Config<kWideTile, 4, 2, 1, false>;
 using WidePair = Config<kWideTile, 4, 2, 1, true>;
 using Middle = Config<kMiddleTile, 4, 2, 2, false>;
-using Narrow = Config<kNarrowTile, 12, 1, 1, false>;  // small tiles, evenly spread: memory is the limit
+using Narrow = Config<kNarrowTile, 8, 2, 1, false>;
+using Tiny = Config<kTinyTile, 18, 1, 1, false>;  // small tiles that spread a few experts evenly over the device
 
 // With two consumer warpgroups the producer hands them registers; with one there are enough.
 template <class C, int kRegisters>
@@ -50,8 +51,8 @@ __device__ __forceinline__ void consumer_registers() {
 
 struct Tile {
   int expert, m_block;
-  int row, rows;    // in the plan's order
-  int source_row;   // of the first row in x (shared experts) or in gathered rows
+  int row, rows;   // in the plan's order
+  int source_row;  // of the first row in x (shared experts) or in gathered rows
   bool shared;
 };
 
@@ -333,7 +334,8 @@ struct Staging {
     return row * kRowBytes + ((chunk ^ swizzle) << 4);
   }
   // Copies `rows` rows to out[row * ld], leaving out columns at or past `columns`.
-  __device__ __forceinline__ static void copy_out(std::uint32_t staging, __nv_bfloat16* out, std::size_t ld, int rows, int columns) {
+  __device__ __forceinline__ static void copy_out(std::uint32_t staging, __nv_bfloat16* out, std::size_t ld, int rows,
+                                                  int columns) {
     const int thread = threadIdx.x % 128;
     const int chunk = thread % kChunks;
     if (chunk * 8 >= columns) return;
@@ -356,8 +358,8 @@ struct Staging {
 
 // Stores acc (64 output columns of this warpgroup x kN tokens) as bf16 rows of `out`.
 template <int kN>
-__device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std::uint32_t staging, int group, __nv_bfloat16* out,
-                                        std::size_t ld, int rows, int columns) {
+__device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std::uint32_t staging, int group,
+                                                 __nv_bfloat16* out, std::size_t ld, int rows, int columns) {
   using Area = Staging<64>;
   constexpr int kStep = kN < Area::kMaxRows ? kN : Area::kMaxRows;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -367,8 +369,8 @@ __device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std
 #pragma unroll
     for (int n = n0; n < n0 + kStep && n < kN; n += 8) {
       const int j = n / 2;
-      ptx::stmatrix_trans(staging + Area::offset(n - n0 + lane % 8, warp * 2 + lane / 8 % 2),
-                          ptx::pack(acc[j], acc[j + 1]), ptx::pack(acc[j + 2], acc[j + 3]));
+      ptx::stmatrix_trans(staging + Area::offset(n - n0 + lane % 8, warp * 2 + lane / 8 % 2), ptx::pack(acc[j], acc[j + 1]),
+                          ptx::pack(acc[j + 2], acc[j + 3]));
     }
     ptx::named_barrier_sync(1 + group, 128);
     Area::copy_out(staging, out + n0 * ld, ld, min(kStep, rows - n0), columns);

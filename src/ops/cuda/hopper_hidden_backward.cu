@@ -48,8 +48,8 @@ struct Consumer {
   int group;
 
   // A pair of tokens in one column: gradients of gate and up, and weight * h; returns dh * h for both.
-  __device__ __forceinline__ static float2 swiglu_backward(float2 dh, float2 weight, std::uint32_t& gate,
-                                                           std::uint32_t& up, std::uint32_t& weighted) {
+  __device__ __forceinline__ static float2 swiglu_backward(float2 dh, float2 weight, std::uint32_t& gate, std::uint32_t& up,
+                                                           std::uint32_t& weighted) {
     const float2 g = ptx::unpack(gate), u = ptx::unpack(up);
     const float sx = __fdividef(1.0f, 1.0f + __expf(-g.x)), sy = __fdividef(1.0f, 1.0f + __expf(-g.y));
     const float ax = g.x * sx, ay = g.y * sy;
@@ -92,8 +92,8 @@ struct Consumer {
     const float sum = scatter_sum(dots);
     const int mine = lane / 4, token = n + mine / 2 * 8 + lane % 4 * 2 + mine % 2;
     if (mine < 2 * kBlocks && token < rows)
-      args.weight_grad[static_cast<std::size_t>(tile.row + kFirst + token) * args.parts + tile.m_block * 8 + group * 4 + warp] =
-          sum;
+      args.weight_grad[static_cast<std::size_t>(tile.row + kFirst + token) * args.parts + tile.m_block * 8 + group * 4 +
+                       warp] = sum;
   }
 
   template <int kN, int kFirst>
@@ -110,7 +110,8 @@ struct Consumer {
     }
     Ring<C>& ring = shared.ring;
     ptx::barrier_wait(ring.full_barrier(), ring.phase);
-    const std::uint32_t gate = ring.a() + group * kBlockBytes, up = gate + 2 * kBlockBytes, weighted = gate + 4 * kBlockBytes;
+    const std::uint32_t gate = ring.a() + group * kBlockBytes, up = gate + 2 * kBlockBytes,
+                        weighted = gate + 4 * kBlockBytes;
     constexpr int kFull = kRows / 32 * 32, kRest = (kRows - kFull) / 8;
 #pragma unroll
     for (int n = 0; n < kFull; n += 32) blocks<4, kN, kFirst>(acc, gate, n, rows, weight + n / 8);

@@ -55,8 +55,10 @@ __device__ void partial_logits(const Args& args, int block, float* part) {
   }
 }
 
-// What inference needs of a plan. A token chooses an expert at most once, so an expert's tokens are a set of bits, in order.
-__device__ void plan_few(const Args& args, const std::int32_t* ids, unsigned long long* chosen_by, std::int32_t* first_row) {
+// What inference needs of a plan. A token chooses an expert at most once, so an expert's tokens are a set of bits, in
+// order.
+__device__ void plan_few(const Args& args, const std::int32_t* ids, unsigned long long* chosen_by,
+                         std::int32_t* first_row) {
   const int experts = args.rule.experts, pairs = args.tokens * args.rule.chosen;
   for (int e = threadIdx.x; e < experts; e += blockDim.x) chosen_by[e] = 0;
   __syncthreads();
@@ -98,15 +100,16 @@ __device__ void plan_few(const Args& args, const std::int32_t* ids, unsigned lon
   }
 }
 
-__global__ void __cluster_dims__(kGateParts, 1, 1) __launch_bounds__(kWarps * 32) route_kernel(const __grid_constant__ Args args) {
+__global__ void __cluster_dims__(kGateParts, 1, 1) __launch_bounds__(kWarps * 32)
+    route_kernel(const __grid_constant__ Args args) {
   extern __shared__ float smem[];
   __shared__ unsigned long long chosen_by[kMaxExperts];
   __shared__ std::int32_t first_row[kMaxExperts];
   const cg::cluster_group cluster = cg::this_cluster();
   const int block = static_cast<int>(cluster.block_rank()), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int experts = args.rule.experts, chosen = args.rule.chosen;
-  float* part = smem;                                                                  // [tokens][E]
-  auto* ids = reinterpret_cast<std::int32_t*>(part + args.tokens * experts);           // [tokens][K], of block 0
+  float* part = smem;                                                         // [tokens][E]
+  auto* ids = reinterpret_cast<std::int32_t*>(part + args.tokens * experts);  // [tokens][K], of block 0
   float* scratch = reinterpret_cast<float*>(ids + args.tokens * chosen) + warp * (2 * experts + args.rule.groups);
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
@@ -132,7 +135,8 @@ __global__ void __cluster_dims__(kGateParts, 1, 1) __launch_bounds__(kWarps * 32
 
 int smem_bytes(const Problem& p) {
   const MoeConfig& c = p.config;
-  return static_cast<int>(4 * (p.tokens * (c.routed_experts + c.experts_per_token) + kWarps * (2 * c.routed_experts + c.groups)));
+  return static_cast<int>(
+      4 * (p.tokens * (c.routed_experts + c.experts_per_token) + kWarps * (2 * c.routed_experts + c.groups)));
 }
 
 }  // namespace

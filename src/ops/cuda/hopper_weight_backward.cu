@@ -80,7 +80,8 @@ __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
 __device__ __forceinline__ void put_f32(float* out, float v, bool accumulate) { *out = accumulate ? *out + v : v; }
 
 // f32 gradients go straight to memory: eight lanes (transposed) or four lanes of pairs fill a 32-byte sector.
-__device__ __forceinline__ void store_f32(const Args& args, const GradTile& tile, const float (&acc)[kTileN / 2], int group) {
+__device__ __forceinline__ void store_f32(const Args& args, const GradTile& tile, const float (&acc)[kTileN / 2],
+                                          int group) {
   const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4 * 2;
   float* grad = static_cast<float*>(args.grad) + static_cast<std::size_t>(tile.expert) * args.m * args.width;
   const std::size_t step_m = args.transposed ? 1 : args.width, step_n = args.transposed ? args.m : 1;
@@ -172,7 +173,8 @@ void run(Args& args, cudaStream_t stream) {
   args.m_blocks = (args.m + kTileM - 1) / kTileM;
   args.n_blocks = (args.width + kTileN - 1) / kTileN;
   if (args.m_blocks % 2 == 0)
-    launch_pairs(weight_backward_kernel<WidePair>, multiprocessors() / 2 * 2, Wide::kThreads, WidePair::kSmemBytes, stream, args);
+    launch_pairs(weight_backward_kernel<WidePair>, multiprocessors() / 2 * 2, Wide::kThreads, WidePair::kSmemBytes, stream,
+                 args);
   else
     launch(weight_backward_kernel<Wide>, multiprocessors(), Wide::kThreads, Wide::kSmemBytes, stream, args);
 }

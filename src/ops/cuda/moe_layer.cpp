@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
 #include <limits>
 
 #include "core/fail.h"
@@ -39,15 +40,17 @@ std::size_t rows_of(const Problem& p) { return static_cast<std::size_t>(p.tokens
 
 void check_problem(const Problem& p) {
   const MoeConfig& c = p.config;
-  require(c.hidden_size > 0 && c.expert_size > 0, "hidden_size {} and expert_size {} must be positive", c.hidden_size, c.expert_size);
+  require(c.hidden_size > 0 && c.expert_size > 0, "hidden_size {} and expert_size {} must be positive", c.hidden_size,
+          c.expert_size);
   require(c.routed_experts > 0 && c.routed_experts <= 2048, "routed_experts is {}, expected 1 to 2048", c.routed_experts);
   require(c.experts_per_token > 0 && c.experts_per_token <= c.routed_experts && c.experts_per_token <= 64,
-          "experts_per_token is {}, expected 1 to the smaller of 64 and routed_experts ({})", c.experts_per_token, c.routed_experts);
+          "experts_per_token is {}, expected 1 to the smaller of 64 and routed_experts ({})", c.experts_per_token,
+          c.routed_experts);
   require(c.shared_experts >= 0, "shared_experts is {}", c.shared_experts);
   require(c.groups > 0 && c.routed_experts % c.groups == 0 && c.groups_per_token > 0 && c.groups_per_token <= c.groups &&
               c.routed_experts / c.groups * c.groups_per_token >= c.experts_per_token,
-          "groups ({}) must divide routed_experts ({}), and groups_per_token ({}) of them hold experts_per_token ({})", c.groups,
-          c.routed_experts, c.groups_per_token, c.experts_per_token);
+          "groups ({}) must divide routed_experts ({}), and groups_per_token ({}) of them hold experts_per_token ({})",
+          c.groups, c.routed_experts, c.groups_per_token, c.experts_per_token);
   require(c.devices > 0 && c.routed_experts % c.devices == 0, "devices ({}) must divide routed_experts ({})", c.devices,
           c.routed_experts);
   require(p.tokens >= 0 && rows_of(p) < static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()) / 2,
@@ -128,27 +131,38 @@ BackwardMemory backward_memory(const Problem& p, void* base) {
 
 hopper::Sizes sizes_of(const Problem& p, bool training) {
   const MoeConfig& c = p.config;
-  return {static_cast<int>(p.tokens),          static_cast<int>(c.hidden_size),    static_cast<int>(c.expert_size),
-          static_cast<int>(c.all_experts()),   static_cast<int>(c.shared_experts), static_cast<int>(rows_of(p)),
-          static_cast<int>(sorted_rows(p)),    token_tile(p, training)};
+  return {static_cast<int>(p.tokens),         static_cast<int>(c.hidden_size),
+          static_cast<int>(c.expert_size),    static_cast<int>(c.all_experts()),
+          static_cast<int>(c.shared_experts), static_cast<int>(rows_of(p)),
+          static_cast<int>(sorted_rows(p)),   token_tile(p, training)};
 }
 
 const bf16* in(const void* p) { return static_cast<const bf16*>(p); }
 bf16* out(void* p) { return static_cast<bf16*>(p); }
 
-void log_step(const char* what, const Problem& p, Path path, int parts) {
+void log_step(const char* what, const Problem& p, Path path, bool training, int parts) {
   const MoeConfig& c = p.config;
-  log("launch", "moe {} path={} T={} D={} F={} E={} S={} K={} dtype={} gate_tokens={} column_parts={}", what, to_string(path),
-      p.tokens, c.hidden_size, c.expert_size, c.routed_experts, c.shared_experts, c.experts_per_token,
-      dsmoe::to_string(p.dtype), gate_chunk(p), parts);
+  log("launch", "moe {} path={} T={} D={} F={} E={} S={} K={} dtype={} tile={} gate_tokens={} column_parts={}", what,
+      to_string(path), p.tokens, c.hidden_size, c.expert_size, c.routed_experts, c.shared_experts, c.experts_per_token,
+      dsmoe::to_string(p.dtype), token_tile(p, training), gate_chunk(p), parts);
 }
 
 }  // namespace
 
-// Up to here reading the weights takes longer than the products with them.
 int token_tile(const Problem& p, bool training) {
-  if (training || p.tokens > 2048) return kWideTile;
-  return p.tokens > 512 ? kMiddleTile : kNarrowTile;
+  if (training) return kWideTile;
+  // For measurements: DSMOE_CUDA_TILE forces a tile (16, 64, 128 or 256).
+  static const int forced = [] {
+    const char* value = std::getenv("DSMOE_CUDA_TILE");
+    return value ? std::atoi(value) : 0;
+  }();
+  for (const int tile : {kTinyTile, kNarrowTile, kMiddleTile, kWideTile})
+    if (forced == tile) return tile;
+  // Measured on an H200 at the 16B shape: up to a few hundred tokens reading the weights takes longer than the products
+  // with them, up to a thousand or two about as long.
+  if (p.tokens > 1536) return kWideTile;
+  if (p.tokens > 384) return kMiddleTile;
+  return p.tokens > 2 ? kNarrowTile : kTinyTile;
 }
 
 std::size_t plan_layout(const Problem& p, char* base, Plan* plan) {
@@ -158,7 +172,7 @@ std::size_t plan_layout(const Problem& p, char* base, Plan* plan) {
   result.row_offset = arena.take<std::int32_t>(experts + 1);
   result.tile_count = arena.take<std::int32_t>(1);
   result.tiles = arena.take<TokenTile>(
-      static_cast<std::size_t>(p.tokens * p.config.experts_per_token / kNarrowTile + p.config.routed_experts));
+      static_cast<std::size_t>(p.tokens * p.config.experts_per_token / kTinyTile + p.config.routed_experts));
   result.row_token = arena.take<std::int32_t>(rows_of(p));
   result.row_weight = arena.take<float>(rows_of(p));
   result.token_row = arena.take<std::int32_t>(static_cast<std::size_t>(p.tokens * p.config.experts_per_token));
@@ -187,10 +201,11 @@ void forward(const Problem& p, const Forward& f, Stream stream) {
   const bool training = f.saved_gate_up != nullptr;
   require(training == (f.saved_plan != nullptr), "saved_gate_up and saved_plan come together");
   const ForwardMemory m = forward_memory(p, training, f.workspace);
-  require(f.workspace && f.workspace_bytes >= m.bytes, "the forward workspace has {} bytes, needs {}", f.workspace_bytes, m.bytes);
+  require(f.workspace && f.workspace_bytes >= m.bytes, "the forward workspace has {} bytes, needs {}", f.workspace_bytes,
+          m.bytes);
   require(f.routing.scores || !f.balance_loss, "a balance loss needs routing.scores");
   const int parts = column_parts(p, training);
-  log_step(training ? "forward (training)" : "forward", p, path, parts);
+  log_step(training ? "forward (training)" : "forward", p, path, training, parts);
   const MoeConfig& c = p.config;
   const bool mma = path != Path::kPlain;
 
@@ -209,8 +224,8 @@ void forward(const Problem& p, const Forward& f, Stream stream) {
   if (path == Path::kHopper) {
     const bool sorted = gathers_first(p, training);
     if (sorted) gather_rows(p, plan, f.x, m.rows, stream);
-    hopper::gate_up(sizes, plan, in(f.x), sorted ? in(m.rows) : nullptr, in(f.weights.gate_up), out(m.h), out(f.saved_gate_up),
-                    stream);
+    hopper::gate_up(sizes, plan, in(f.x), sorted ? in(m.rows) : nullptr, in(f.weights.gate_up), out(m.h),
+                    out(f.saved_gate_up), stream);
   } else {
     portable::gate_up(step, f.x, f.weights.gate_up, m.h, f.saved_gate_up);
   }
@@ -242,11 +257,13 @@ void backward(const Problem& p, const Backward& b, Stream stream) {
   }
   require(p.grad_dtype == DType::kF32 || p.grad_dtype == p.dtype, "grad_dtype is {}, expected f32 or {}",
           dsmoe::to_string(p.grad_dtype), dsmoe::to_string(p.dtype));
-  require(b.saved_gate_up && b.saved_plan && b.routing.scores, "backward needs saved_gate_up, saved_plan and routing.scores");
+  require(b.saved_gate_up && b.saved_plan && b.routing.scores,
+          "backward needs saved_gate_up, saved_plan and routing.scores");
   const BackwardMemory m = backward_memory(p, b.workspace);
-  require(b.workspace && b.workspace_bytes >= m.bytes, "the backward workspace has {} bytes, needs {}", b.workspace_bytes, m.bytes);
+  require(b.workspace && b.workspace_bytes >= m.bytes, "the backward workspace has {} bytes, needs {}", b.workspace_bytes,
+          m.bytes);
   const int parts = path == Path::kHopper ? column_parts(p, true) : 1;
-  log_step("backward", p, path, parts);
+  log_step("backward", p, path, true, parts);
   Plan plan{};
   plan_layout(p, static_cast<char*>(const_cast<void*>(b.saved_plan)), &plan);
   const bool mma = path != Path::kPlain, f32 = p.grad_dtype == DType::kF32;

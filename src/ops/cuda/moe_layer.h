@@ -22,19 +22,19 @@ namespace dsmoe::cuda {
 using Stream = CUstream_st*;
 
 enum class Path : std::uint8_t {
-  kAuto,      // the fastest that the device, the shape and the type allow
-  kHopper,    // wgmma and TMA, bf16, D and F multiples of 8
-  kMma,       // mma.sync, bf16, sm_80 or newer
-  kPlain,     // scalar f32 arithmetic, any shape and type
+  kAuto,    // the fastest that the device, the shape and the type allow
+  kHopper,  // wgmma and TMA, bf16, D and F multiples of 8
+  kMma,     // mma.sync, bf16, sm_80 or newer
+  kPlain,   // scalar f32 arithmetic, any shape and type
 };
 const char* to_string(Path path);
 
 struct Problem {
   MoeConfig config;
-  Index tokens = 0;           // T
-  DType dtype = DType::kBF16;  // of x, y, weights, activations and their gradients: bf16 or f32
+  Index tokens = 0;                 // T
+  DType dtype = DType::kBF16;       // of x, y, weights, activations and their gradients: bf16 or f32
   DType grad_dtype = DType::kBF16;  // of the weight gradients: f32, or the same as dtype
-  Index sequence_length = 0;  // for the sequence balance loss; 0: all tokens are one sequence. Must divide T.
+  Index sequence_length = 0;        // for the sequence balance loss; 0: all tokens are one sequence. Must divide T.
   Path path = Path::kAuto;
 };
 
@@ -47,9 +47,9 @@ struct Weights {
 };
 
 struct Routing {
-  std::int32_t* ids = nullptr;   // [T, K], best first
-  float* weights = nullptr;      // [T, K], what each expert's output is multiplied by
-  float* scores = nullptr;       // [T, E]; may be null in inference without balance losses
+  std::int32_t* ids = nullptr;  // [T, K], best first
+  float* weights = nullptr;     // [T, K], what each expert's output is multiplied by
+  float* scores = nullptr;      // [T, E]; may be null in inference without balance losses
   // One int, INT32_MAX before the first call: the kernels lower it to the first token with a NaN or infinite
   // score. The caller reads it when it waits for the device anyway. May be null.
   std::int32_t* bad_token = nullptr;
@@ -85,7 +85,7 @@ struct Backward {
   std::size_t workspace_bytes = 0;
 };
 
-bool available();             // compiled in, and a device is there
+bool available();               // compiled in, and a device is there
 std::string describe_device();  // "NVIDIA H200, sm_90, 132 SMs"; why there is none otherwise
 
 // The path that kAuto takes on the current device; throws when the problem is not supported.

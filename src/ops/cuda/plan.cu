@@ -11,7 +11,7 @@ namespace dsmoe::cuda {
 
 namespace {
 
-inline constexpr int kThreads = 256;
+inline constexpr int kThreads = 1024;  // many loads of counts in flight
 inline constexpr int kChunksPerBlock = 4;
 
 struct Args {
@@ -24,7 +24,8 @@ struct Args {
 
 // totals[e], and starts[i][e]: how many pairs of expert e the chunks before first_chunk + i hold. The threads of one
 // expert take turns at the chunks; scratch holds their sums, [2][parts][E].
-__device__ void count(const Args& args, int first_chunk, std::int32_t* totals, std::int32_t* starts, std::int32_t* scratch) {
+__device__ void count(const Args& args, int first_chunk, std::int32_t* totals, std::int32_t* starts,
+                      std::int32_t* scratch) {
   const int width = min(args.experts, kThreads), parts = kThreads / width, part = threadIdx.x / width;
   for (int e = threadIdx.x % width; e < args.experts && part < parts; e += width) {
     int before = 0, all = 0;
@@ -96,16 +97,14 @@ __device__ void offsets(const Args& args, std::int32_t* totals, std::int32_t* so
 
 __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ Args args) {
   extern __shared__ std::int32_t smem[];
-  std::int32_t* totals = smem;                     // [E], then the first row of each expert
-  std::int32_t* sorted = totals + args.experts;    // [E] first gathered row of each expert
-  std::int32_t* starts = sorted + args.experts;    // [chunks per block][E]
+  std::int32_t* totals = smem;                                  // [E], then the first row of each expert
+  std::int32_t* sorted = totals + args.experts;                 // [E] first gathered row of each expert
+  std::int32_t* starts = sorted + args.experts;                 // [chunks per block][E]
   std::int32_t* ids = starts + kChunksPerBlock * args.experts;  // this block's [tokens][K]
   float* weights = reinterpret_cast<float*>(ids + kChunksPerBlock * args.chunk_tokens * args.chosen);
   auto* scratch = reinterpret_cast<std::int32_t*>(weights + kChunksPerBlock * args.chunk_tokens * args.chosen);
-#if __CUDA_ARCH__ >= 900
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
-#endif
   const int first_chunk = blockIdx.x * kChunksPerBlock;
   const int token0 = first_chunk * args.chunk_tokens;
   const int tokens = min(kChunksPerBlock * args.chunk_tokens, args.tokens - token0);
@@ -143,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
 inline constexpr int kWarps = 8;
 
 struct GatherArgs {
-  const std::int32_t* row_offset;     // of the routed experts
+  const std::int32_t* row_offset;  // of the routed experts
   const std::int32_t* sorted_offset;
   const std::int32_t* token_sorted;
   const uint4* in;
@@ -154,10 +153,8 @@ struct GatherArgs {
 // One warp per token: reads it once, writes it to each of its experts. The blocks after those of the tokens write the
 // zeros, one per expert.
 __global__ void __launch_bounds__(32 * kWarps) gather_kernel(const __grid_constant__ GatherArgs args) {
-#if __CUDA_ARCH__ >= 900
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
-#endif
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (blockIdx.x >= args.token_blocks) {
     const int e = blockIdx.x - args.token_blocks;

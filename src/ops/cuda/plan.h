@@ -11,7 +11,7 @@ namespace dsmoe::cuda {
 
 // Rows of one token tile of the Hopper kernels, at most: wide tiles where the matrix units are the limit, narrow
 // ones, with more of the weights in flight, where memory is.
-inline constexpr int kWideTile = 256, kMiddleTile = 128, kNarrowTile = 64;
+inline constexpr int kWideTile = 256, kMiddleTile = 128, kNarrowTile = 64, kTinyTile = 16;
 int token_tile(const Problem& problem, bool training);
 // Gathered rows of an expert start at a multiple of this, with zeros in between: a step of the products over rows.
 inline constexpr int kSortedAlign = 64;
@@ -24,13 +24,13 @@ struct alignas(16) TokenTile {
 };
 
 struct Plan {
-  std::int32_t* row_offset;   // [S + E + 1] first row of each expert
+  std::int32_t* row_offset;  // [S + E + 1] first row of each expert
   // The token tiles of the routed experts, in order; those of the shared experts follow from the sizes.
   std::int32_t* tile_count;
   TokenTile* tiles;
-  std::int32_t* row_token;    // [R]
-  float* row_weight;          // [R] 1 for shared experts
-  std::int32_t* token_row;    // [T, K] the row of each chosen expert
+  std::int32_t* row_token;  // [R]
+  float* row_weight;        // [R] 1 for shared experts
+  std::int32_t* token_row;  // [T, K] the row of each chosen expert
   // The rows of the routed experts as gather_rows() lays them out.
   std::int32_t* sorted_offset;  // [E + 1]
   std::int32_t* token_sorted;   // [T, K]

@@ -1,7 +1,6 @@
 // The experts' products as Ops of portable.cuh.
-#include "ops/cuda/portable.h"
-
 #include "ops/cuda/portable.cuh"
+#include "ops/cuda/portable.h"
 
 namespace dsmoe::cuda::portable {
 
@@ -61,7 +60,8 @@ struct Down : Base {
     return to_float(in[static_cast<std::size_t>(r.begin + m) * k_size(r) + k]);
   }
   __device__ float b(const Rows& r, int n, int k) const {
-    const std::size_t at = kBackward ? static_cast<std::size_t>(k) * width + n : static_cast<std::size_t>(n) * expert_width + k;
+    const std::size_t at =
+        kBackward ? static_cast<std::size_t>(k) * width + n : static_cast<std::size_t>(n) * expert_width + k;
     return to_float(weights[static_cast<std::size_t>(r.expert) * width * k_size(r) + at]);
   }
   __device__ void store(const Rows& r, const Result& c) const {
@@ -161,7 +161,8 @@ void with_type(const Step& s, Body&& body) {
 void gate_up(const Step& s, const void* x, const void* weights, void* h, void* gate_up) {
   with_type(s, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    run(GateUp<T>{base(s), static_cast<const T*>(x), static_cast<const T*>(weights), static_cast<T*>(h), static_cast<T*>(gate_up)},
+    run(GateUp<T>{base(s), static_cast<const T*>(x), static_cast<const T*>(weights), static_cast<T*>(h),
+                  static_cast<T*>(gate_up)},
         s.mma, s.problem.tokens, (s.problem.config.expert_size + 31) / 32 * 64, experts(s), s.stream);
   });
 }
@@ -169,8 +170,8 @@ void gate_up(const Step& s, const void* x, const void* weights, void* h, void* g
 void down(const Step& s, const void* h, const void* weights, void* out) {
   with_type(s, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    run(Down<T, false>{base(s), static_cast<const T*>(h), static_cast<const T*>(weights), static_cast<T*>(out)},
-        s.mma, s.problem.tokens, s.problem.config.hidden_size, experts(s), s.stream);
+    run(Down<T, false>{base(s), static_cast<const T*>(h), static_cast<const T*>(weights), static_cast<T*>(out)}, s.mma,
+        s.problem.tokens, s.problem.config.hidden_size, experts(s), s.stream);
   });
 }
 
@@ -181,7 +182,7 @@ void hidden_backward(const Step& s, const void* dy, const void* down_weights, vo
   with_type(s, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     run(HiddenBackward<T>{base(s), static_cast<const T*>(dy), static_cast<const T*>(down_weights), static_cast<T*>(gate_up),
-                             static_cast<T*>(weighted), weight_grad, hidden_backward_parts(s.problem)},
+                          static_cast<T*>(weighted), weight_grad, hidden_backward_parts(s.problem)},
         s.mma, s.problem.tokens, s.problem.config.expert_size, experts(s), s.stream);
   });
 }
@@ -198,8 +199,8 @@ void weight_backward(const Step& s, const void* a, int m, const void* b, bool tr
   const auto go = [&](auto* t, auto* g) {
     using T = std::remove_pointer_t<decltype(t)>;
     using G = std::remove_pointer_t<decltype(g)>;
-    run(WeightBackward<T, G>{base(s), static_cast<const T*>(a), static_cast<const T*>(b), static_cast<G*>(grad), m, transposed,
-                                accumulate},
+    run(WeightBackward<T, G>{base(s), static_cast<const T*>(a), static_cast<const T*>(b), static_cast<G*>(grad), m,
+                             transposed, accumulate},
         s.mma, m, s.problem.config.hidden_size, experts(s), s.stream);
   };
   if (s.problem.dtype == DType::kF32) return go(static_cast<float*>(nullptr), static_cast<float*>(nullptr));

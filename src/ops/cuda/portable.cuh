@@ -113,10 +113,8 @@ template <class Op, bool kMma>
 __global__ void __launch_bounds__(kThreads) grouped_kernel(const __grid_constant__ Op op) {
   __shared__ Element<kMma> a[kTile][kRow<kMma>], b[kTile][kRow<kMma>];
   __shared__ float c[kTile][kTile + 1];
-#if __CUDA_ARCH__ >= 900
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
-#endif
   const Rows rows = op.rows(blockIdx.z);
   const int m0 = blockIdx.y * kTile, n0 = blockIdx.x * kTile;
   const int m_size = op.m_size(rows), k_size = op.k_size(rows);

@@ -68,15 +68,16 @@ __device__ __forceinline__ void tma_load(std::uint32_t dst, const CUtensorMap* m
       "l"(map), "r"(bar), "r"(c0), "r"(c1)
       : "memory");
 }
-__device__ __forceinline__ void tma_load(std::uint32_t dst, const CUtensorMap* map, std::uint32_t bar, int c0, int c1, int c2) {
+__device__ __forceinline__ void tma_load(std::uint32_t dst, const CUtensorMap* map, std::uint32_t bar, int c0, int c1,
+                                         int c2) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
           dst),
       "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
-__device__ __forceinline__ void tma_load(std::uint32_t dst, const CUtensorMap* map, std::uint32_t bar, int c0, int c1, int c2,
-                                int c3, int c4) {
+__device__ __forceinline__ void tma_load(std::uint32_t dst, const CUtensorMap* map, std::uint32_t bar, int c0, int c1,
+                                         int c2, int c3, int c4) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
       "[%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(dst),
@@ -84,7 +85,8 @@ __device__ __forceinline__ void tma_load(std::uint32_t dst, const CUtensorMap* m
       : "memory");
 }
 // The same into the same place of both blocks of a pair; each block's barrier at `bar` counts its bytes.
-__device__ __forceinline__ void tma_load_pair(std::uint32_t dst, const CUtensorMap* map, std::uint32_t bar, int c0, int c1) {
+__device__ __forceinline__ void tma_load_pair(std::uint32_t dst, const CUtensorMap* map, std::uint32_t bar, int c0,
+                                              int c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
       "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
@@ -134,11 +136,12 @@ __device__ __forceinline__ void stmatrix_trans(std::uint32_t address, std::uint3
   asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(a) : "memory");
 }
 __device__ __forceinline__ void stmatrix_trans(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b)
-               : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
 }
 __device__ __forceinline__ void ldmatrix_trans(std::uint32_t address, std::uint32_t& a, std::uint32_t& b) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address)
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(a), "=r"(b)
+               : "r"(address)
                : "memory");
 }
 
@@ -150,9 +153,17 @@ __device__ __forceinline__ float2 unpack(std::uint32_t v) {
   return {__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)};
 }
 
-// ---- grid dependencies (programmatic dependent launch); no effect in a plain launch
+// ---- grid dependencies (programmatic dependent launch); no effect in a plain launch, or before sm_90
 
-__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 }  // namespace dsmoe::cuda::ptx

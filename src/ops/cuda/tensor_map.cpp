@@ -34,10 +34,10 @@ bool try_tensor_map(CUtensorMap* map, const void* base, std::initializer_list<st
   std::copy(sizes.begin(), sizes.end(), dims.begin());
   std::transform(strides.begin(), strides.end(), bytes.begin(), [](std::uint64_t s) { return s * 2; });
   std::copy(box.begin(), box.end(), extent.begin());
-  const CUresult result = encode_function()(
-      map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(sizes.size()), const_cast<void*>(base),
-      dims.data(), bytes.data(), extent.data(), step.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode_function()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(sizes.size()),
+                                            const_cast<void*>(base), dims.data(), bytes.data(), extent.data(), step.data(),
+                                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS;
 }
 
