@@ -123,10 +123,11 @@ class Product {
     const auto first_row = [=](Index t) { return rows * t / tiles; };  // tiles of even height: no small one at the end
     for (Index k0 = 0; k0 < k_; k0 += kBlock) {
       const Index depth = std::min(kBlock, k_ - k0);
-      for (Index t = 0; t < tiles; ++t) {
+      for (Index t = 0; t < tiles && !(m0 == packed_row_ && k0 == packed_depth_); ++t) {
         const Index first = first_row(t), height = first_row(t + 1) - first;
         pack(kt_, a_, m0 + first, height, k0, depth, a_panels_ + first * unit_depth_, static_cast<int>(height), 0, wide_);
       }
+      packed_row_ = m0, packed_depth_ = k0;
       // Lines along k are packed one panel at a time, which is still in a near cache when its tiles run; lines across
       // k for all panels at once, since they are read best in one sweep.
       const bool across = b_.lines == Lines::kAcross;
@@ -186,6 +187,7 @@ class Product {
   float* wide_;
   const void* run_[kMaxLines];
   Index runs_ = 0, next_run_ = 0;
+  Index packed_row_ = -1, packed_depth_ = -1;  // the block of a that is in a_panels_: a short k needs it packed once
 };
 
 }  // namespace

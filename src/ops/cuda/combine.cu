@@ -1,0 +1,90 @@
+// combine: each token gathers the rows of its experts and sums them in a fixed order, shared experts first.
+#include <cuda_bf16.h>
+
+#include "ops/cuda/gate.h"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/ptx.cuh"
+
+namespace dsmoe::cuda {
+
+namespace {
+
+using bf16 = __nv_bfloat16;
+
+struct Args {
+  Combine c;
+  const std::int32_t* token_row;
+  int tokens, width, chosen;
+  int row_shift;  // by which routed rows lie earlier than in the plan
+};
+
+template <class T, int kVector>
+struct alignas(sizeof(T) * kVector) Pack {
+  T v[kVector];
+};
+
+__device__ inline float to_float(float v) { return v; }
+__device__ inline float to_float(bf16 v) { return __bfloat162float(v); }
+__device__ inline void from_float(float v, float& out) { out = v; }
+__device__ inline void from_float(float v, bf16& out) { out = __float2bfloat16_rn(v); }
+
+template <class T, int kVector>
+__global__ void __launch_bounds__(256) combine_kernel(const __grid_constant__ Args args) {
+  ptx::wait_for_previous_kernel();
+  ptx::let_next_kernel_start();
+  const int per_token = args.c.columns / kVector;
+  const std::size_t i = static_cast<std::size_t>(blockIdx.x) * 256 + threadIdx.x;
+  const int token = static_cast<int>(i / per_token), column = static_cast<int>(i % per_token) * kVector;
+  if (token >= args.tokens) return;
+  const std::size_t at = static_cast<std::size_t>(token) * args.width + args.c.first + column;
+  const T* rows = static_cast<const T*>(args.c.rows) + column;
+  float sum[kVector] = {};
+  if (args.c.start) {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) sum[v] = to_float(static_cast<const T*>(args.c.start)[at + v]);
+  }
+  using Vector = Pack<T, kVector>;
+  const auto load = [&](std::size_t row) { return __ldcs(reinterpret_cast<const uint4*>(rows + row * args.c.columns)); };
+  const auto add = [&](std::size_t row, float weight) {
+    Vector in;
+    if constexpr (sizeof(Vector) == 16) {
+      const uint4 raw = load(row);
+      in = *reinterpret_cast<const Vector*>(&raw);
+    } else {
+      in = *reinterpret_cast<const Vector*>(rows + row * args.c.columns);
+    }
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) sum[v] = fmaf(weight, to_float(in.v[v]), sum[v]);
+  };
+  for (int s = 0; s < args.c.shared_rows; ++s) add(static_cast<std::size_t>(s) * args.tokens + token, 1.0f);
+  const std::size_t first = static_cast<std::size_t>(token) * args.chosen;
+#pragma unroll 4
+  for (int k = 0; k < args.chosen; ++k)
+    add(args.token_row[first + k] - args.row_shift, args.c.weights ? args.c.weights[first + k] : 1.0f);
+  Vector out;
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) from_float(sum[v], out.v[v]);
+  *reinterpret_cast<Vector*>(static_cast<T*>(args.c.out) + at) = out;
+}
+
+template <class T, int kVector>
+void run(const Args& args, cudaStream_t stream) {
+  const std::size_t threads = static_cast<std::size_t>(args.tokens) * (args.c.columns / kVector);
+  launch(combine_kernel<T, kVector>, static_cast<unsigned>((threads + 255) / 256), 256, 0, stream, args);
+}
+
+}  // namespace
+
+void combine(const Problem& p, const Plan& plan, const Combine& c, cudaStream_t stream) {
+  const Args args{c,
+                  plan.token_row,
+                  static_cast<int>(p.tokens),
+                  static_cast<int>(p.config.hidden_size),
+                  static_cast<int>(p.config.experts_per_token),
+                  static_cast<int>((p.config.shared_experts - c.shared_rows) * p.tokens)};
+  const bool wide = p.config.hidden_size % 8 == 0 && c.first % 8 == 0 && c.columns % 8 == 0;
+  if (p.dtype == DType::kF32) return wide ? run<float, 4>(args, stream) : run<float, 1>(args, stream);
+  return wide ? run<bf16, 8>(args, stream) : run<bf16, 1>(args, stream);
+}
+
+}  // namespace dsmoe::cuda

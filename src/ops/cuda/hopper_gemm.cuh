@@ -1,0 +1,399 @@
+// The machine behind the Hopper grouped products: persistent blocks of one producer warpgroup and two consumer
+// warpgroups around a ring of shared-memory stages.
+//
+// Weights are always the M operand (128 rows per tile) and tokens the N operand (8 to 256 per tile). So one kernel
+// serves one token and 16384: a tile with few tokens reads each weight once and runs a narrow wgmma. Every output
+// is one chain of k16 steps in ascending k whatever the tile's width, so a token's bits do not depend on its batch.
+#pragma once
+
+#include "ops/cuda/hopper.h"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/plan.h"
+#include "ops/cuda/ptx.cuh"
+#include "wgmma_shapes.h"
+
+namespace dsmoe::cuda::hopper {
+
+inline constexpr int kTileK = 64;
+inline constexpr int kGroupBytesA = 64 * kTileK * 2;  // 64 weight rows, what one warpgroup multiplies at a time
+
+// kGroups: consumer warpgroups; a block of weights has 64 rows for each. kBlocks: such blocks in a tile. kPair: two
+// thread blocks (a cluster) work on neighbouring weight tiles of one token tile, and each loads half of the tokens for
+// both, which saves traffic from the cache and power.
+template <int kTokens_, int kStages_, int kGroups_, int kBlocks_, bool kPair_>
+struct Config {
+  static constexpr int kTokens = kTokens_, kStages = kStages_, kGroups = kGroups_, kBlocks = kBlocks_;
+  static constexpr bool kPair = kPair_;
+  static constexpr int kTileM = 64 * kGroups;  // rows of one block of weights
+  static constexpr int kThreads = 128 * (1 + kGroups);
+  static constexpr int kBlockBytesA = kGroups * kGroupBytesA;
+  static constexpr int kBytesA = kBlocks * kBlockBytesA;
+  static constexpr int kBytesB = kTokens * kTileK * 2;
+  static constexpr int kStageBytes = kBytesA + kBytesB;
+  static constexpr int kStagingBytes = kTokens < 128 ? kTokens * 128 : 16384;  // per consumer warpgroup
+  static constexpr int kSmemBytes = kStages * (kStageBytes + 16) + kGroups * kStagingBytes + 1024;  // barriers; to align
+};
+using Wide = Config<kWideTile, 4, 2, 1, false>;
+using WidePair = Config<kWideTile, 4, 2, 1, true>;
+using Middle = Config<kMiddleTile, 4, 2, 2, false>;
+using Narrow = Config<kNarrowTile, 8, 2, 1, false>;
+using Tiny = Config<kTinyTile, 18, 1, 1, false>;  // small tiles that spread a few experts evenly over the device
+
+// With two consumer warpgroups the producer hands them registers; with one there are enough.
+template <class C, int kRegisters>
+__device__ __forceinline__ void producer_registers() {
+  if constexpr (C::kGroups > 1) ptx::registers_shrink<kRegisters>();
+}
+template <class C, int kRegisters>
+__device__ __forceinline__ void consumer_registers() {
+  if constexpr (C::kGroups > 1) ptx::registers_grow<kRegisters>();
+}
+
+struct Tile {
+  int expert, m_block;
+  int row, rows;   // in the plan's order
+  int source_row;  // of the first row in x (shared experts) or in gathered rows
+  bool shared;
+};
+
+// Where the tiles are. Those of the shared experts follow from the sizes alone.
+struct TileSource {
+  const TokenTile* list;
+  const std::int32_t* count;  // of the list; null: only shared experts
+  int m_blocks;
+  int shared, tokens, token_tile;
+};
+
+// The tiles of one block, in order. Tiles of shared experts come first and need no plan, so a kernel may work on them
+// while the plan is still being made; the first other tile waits for the kernel before this one.
+template <class C>
+class TileLoop {
+ public:
+  __device__ explicit TileLoop(const TileSource& source) : s_(source) {
+    constexpr int kWidth = C::kPair ? 2 : 1;
+    rank_ = C::kPair ? blockIdx.x % 2 : 0;
+    id_ = blockIdx.x / kWidth;
+    step_ = gridDim.x / kWidth;
+    groups_ = s_.m_blocks / kWidth;
+    per_expert_ = (s_.tokens + s_.token_tile - 1) / s_.token_tile;
+    shared_tiles_ = s_.shared * per_expert_;
+    total_ = shared_tiles_ * groups_;
+  }
+  __device__ __forceinline__ bool next(Tile& tile) {
+    do {
+      if (id_ >= shared_tiles_ * groups_) wait();
+      // The last round is handed out from the other end: the first blocks had the longer tiles of the shared experts.
+      int id = id_;
+      const int in_round = id % step_, round = id - in_round;
+      if (round > 0 && round >= shared_tiles_ * groups_ && round + step_ > total_) id = round + step_ - 1 - in_round;
+      if (id >= total_) return false;
+      find(id, tile);
+      id_ += step_;
+    } while (tile.rows <= 0);
+    return true;
+  }
+  __device__ __forceinline__ void wait() {
+    if (waited_) return;
+    ptx::wait_for_previous_kernel();
+    ptx::let_next_kernel_start();
+    assume_plan();
+  }
+  // For a caller that knows that the plan is there.
+  __device__ __forceinline__ void assume_plan() {
+    if (s_.count) total_ = (shared_tiles_ + *s_.count) * groups_;
+    waited_ = true;
+  }
+
+ private:
+  __device__ __forceinline__ void find(int id, Tile& tile) const {
+    const int token_tile = id / groups_;
+    tile.m_block = (id - token_tile * groups_) * (C::kPair ? 2 : 1) + rank_;
+    tile.shared = token_tile < shared_tiles_;
+    if (tile.shared) {
+      const int size = (s_.tokens + per_expert_ - 1) / per_expert_;
+      tile.expert = token_tile / per_expert_;
+      tile.source_row = token_tile % per_expert_ * size;
+      tile.row = tile.expert * s_.tokens + tile.source_row;
+      tile.rows = min(size, s_.tokens - tile.source_row);
+    } else {
+      const int4 t = *reinterpret_cast<const int4*>(s_.list + token_tile - shared_tiles_);
+      tile.expert = t.x;
+      tile.row = t.y;
+      tile.rows = t.z;
+      tile.source_row = t.w;
+    }
+  }
+
+  const TileSource& s_;
+  int rank_, id_, step_, groups_, per_expert_, shared_tiles_, total_;
+  bool waited_ = false;
+};
+
+// The ring of stages as one role sees it.
+template <class C>
+struct Ring {
+  std::uint32_t data, full, empty;  // addresses in shared memory
+  int stage = 0;
+  std::uint32_t phase = 0;
+
+  __device__ __forceinline__ std::uint32_t a() const { return data + stage * C::kStageBytes; }
+  __device__ __forceinline__ std::uint32_t b() const { return a() + C::kBytesA; }
+  __device__ __forceinline__ std::uint32_t full_barrier() const { return full + stage * 8; }
+  __device__ __forceinline__ std::uint32_t empty_barrier() const { return empty + stage * 8; }
+  __device__ __forceinline__ void advance() {
+    if (++stage == C::kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  __device__ __forceinline__ void wait_empty() const { ptx::barrier_wait(empty_barrier(), phase ^ 1); }
+};
+
+template <class C>
+struct Shared {
+  Ring<C> ring;
+  std::uint32_t staging;  // C::kStagingBytes for each consumer warpgroup
+};
+
+// Lays out shared memory and sets up the barriers. `producers` arrive on a full barrier, all consumer warps on an
+// empty one.
+template <class C>
+__device__ __forceinline__ Shared<C> set_up(char* raw, int producers) {
+  const std::uint32_t base = (ptx::smem_address(raw) + 1023u) & ~1023u;
+  Shared<C> s;
+  s.ring.data = base;
+  s.staging = base + C::kStages * C::kStageBytes;
+  s.ring.full = s.staging + C::kGroups * C::kStagingBytes;
+  s.ring.empty = s.ring.full + C::kStages * 8;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < C::kStages; ++i) {
+      ptx::barrier_init(s.ring.full + i * 8, producers);
+      ptx::barrier_init(s.ring.empty + i * 8, 4 * C::kGroups * (C::kPair ? 2 : 1));
+    }
+    ptx::barrier_init_fence();
+  }
+  if constexpr (C::kPair)
+    ptx::cluster_sync();
+  else
+    __syncthreads();
+  return s;
+}
+
+// A block of a pair stays until its peer has stopped writing to it.
+template <class C>
+__device__ __forceinline__ void tear_down() {
+  if constexpr (C::kPair) {
+    __syncwarp();
+    ptx::cluster_sync();
+  }
+}
+
+// A consumer warp is done with a stage; called by one lane.
+template <class C>
+__device__ __forceinline__ void release(std::uint32_t empty_barrier) {
+  if constexpr (C::kPair) {
+    ptx::barrier_arrive_remote(empty_barrier, 0);
+    ptx::barrier_arrive_remote(empty_barrier, 1);
+  } else {
+    ptx::barrier_arrive(empty_barrier);
+  }
+}
+
+// Tokens that already lie in a row in memory, as B: boxes of 32 rows, or of 8 for narrow tiles. In a pair each block
+// loads every other box for both.
+inline constexpr int kBoxRows = 32;
+template <class C>
+struct RowBoxes {
+  const CUtensorMap *wide, *narrow;
+  int row, count, step;
+
+  __device__ __forceinline__ RowBoxes(const CUtensorMap* wide_map, const CUtensorMap* narrow_map, int row0, int rows)
+      : wide(wide_map), narrow(narrow_map), row(row0), step(rows <= 16 ? 8 : kBoxRows) {
+    count = (rows + step - 1) / step;
+  }
+  __device__ __forceinline__ std::uint32_t bytes() const { return count * step * kTileK * 2; }
+  __device__ __forceinline__ void load(const Ring<C>& ring, int kb) const {
+    const CUtensorMap* map = step == 8 ? narrow : wide;
+    if constexpr (C::kPair) {
+      for (int i = blockIdx.x % 2; i < count; i += 2)
+        ptx::tma_load_pair(ring.b() + i * step * kTileK * 2, map, ring.full_barrier(), kb * kTileK, row + i * step);
+    } else {
+      for (int i = 0; i < count; ++i)
+        ptx::tma_load(ring.b() + i * step * kTileK * 2, map, ring.full_barrier(), kb * kTileK, row + i * step);
+    }
+  }
+};
+
+// acc[i] += A * B of weight block i over `k_blocks` stages. kGathered: B was written by cp.async, which wgmma sees only
+// after a fence.
+template <int kN, int kTransA, int kTransB, bool kGathered, class C>
+__device__ __forceinline__ void multiply(float (&acc)[C::kBlocks][kN / 2], Ring<C>& ring, int k_blocks, int group) {
+  constexpr int kStepA = kTransA ? 2048 >> 4 : 32 >> 4;
+  constexpr int kStepB = kTransB ? 2048 >> 4 : 32 >> 4;
+  const bool signals = threadIdx.x % 32 == 0;
+  std::uint32_t previous = 0;
+  for (int kb = 0; kb < k_blocks; ++kb) {
+    ptx::barrier_wait(ring.full_barrier(), ring.phase);
+    if constexpr (kGathered) ptx::fence_proxy_async();
+    const std::uint64_t a = ptx::tile_descriptor(ring.a() + group * kGroupBytesA, 8192);
+    const std::uint64_t b = ptx::tile_descriptor(ring.b(), 8192);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < kTileK / 16; ++j)
+#pragma unroll
+      for (int i = 0; i < C::kBlocks; ++i)
+        ptx::Wgmma<kN, kTransA, kTransB>::run(acc[i], a + i * (C::kBlockBytesA >> 4) + j * kStepA, b + j * kStepB, kb + j);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    if (kb > 0 && signals) release<C>(previous);
+    previous = ring.empty_barrier();
+    ring.advance();
+  }
+  ptx::wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < C::kBlocks; ++i) ptx::pin(acc[i]);
+  if (k_blocks > 0 && signals) release<C>(previous);
+}
+
+template <class C, int kFirst, int kStep, int kLast, class Body>
+__device__ __forceinline__ bool try_widths(int rows, Body&& body) {
+  if constexpr (kFirst <= kLast && kFirst <= C::kTokens) {
+    if (rows > kFirst) return try_widths<C, kFirst + kStep, kStep, kLast>(rows, body);
+    body.template run<kFirst>();
+    return true;
+  } else {
+    return false;
+  }
+}
+
+// Few widths, for kernels with much code in each.
+template <class Body>
+__device__ __forceinline__ void with_coarse_width(int rows, Body&& body) {
+  if (rows > 192) return rows > 224 ? body.template run<256>() : body.template run<224>();
+  if (rows > 64) return rows > 128 ? body.template run<192>() : body.template run<128>();
+  return rows > 16 ? body.template run<64>() : body.template run<16>();
+}
+
+// Calls body.template run<N>() with a product that holds `rows` tokens and wastes little: N is 8, 16, 32, 48, 64 or a
+// multiple of 16 after that.
+template <class C, class Body>
+__device__ __forceinline__ void with_width(int rows, Body&& body) {
+  if (rows <= 8) return body.template run<8>();
+  if (rows <= 64) {
+    try_widths<C, 16, 16, 64>(rows, body);
+    return;
+  }
+  if constexpr (C::kTokens > 64) {
+    if (rows <= 128) {
+      try_widths<C, 80, 16, 128>(rows, body);
+      return;
+    }
+  }
+  if constexpr (C::kTokens > 128) try_widths<C, 144, 16, 256>(rows, body);
+}
+
+// The rows of B gathered by 128 producer threads: thread t copies 16-byte chunk t % 8 of rows t / 8 + 16 i.
+template <class C>
+struct RowGather {
+  static constexpr int kRows = C::kTokens / 16;
+  std::int32_t token[kRows];  // -1: no such row in the tile
+
+  // The rows of a shared expert are the tokens themselves; the plan may not be there yet.
+  __device__ __forceinline__ void start(const Tile& tile, const std::int32_t* row_token) {
+    const int first = threadIdx.x / 8;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int row = first + 16 * i;
+      token[i] = row >= tile.rows ? -1 : tile.shared ? tile.source_row + row : row_token[tile.row + row];
+    }
+  }
+  __device__ __forceinline__ void copy(std::uint32_t b, const __nv_bfloat16* x, int width, int kb) const {
+    const int first = threadIdx.x / 8, chunk = threadIdx.x % 8;
+    const int k = kb * kTileK + chunk * 8;
+    const std::uint32_t dst = b + first * 128 + ((chunk ^ (first & 7)) << 4);
+    const __nv_bfloat16* src = x + k;
+    const std::uint32_t bytes = k < width ? 16 : 0;
+    if (bytes == 0) src = x;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      if (token[i] >= 0) ptx::cp_async_16(dst + i * 2048, src + static_cast<std::size_t>(token[i]) * width, bytes);
+  }
+};
+
+// ---- outputs: registers -> staging -> memory in rows of 16-byte chunks
+
+// One warpgroup's [tokens][kColumns] block of bf16 in its staging area, swizzled against bank conflicts.
+template <int kColumns>
+struct Staging {
+  static constexpr int kRowBytes = kColumns * 2;
+  static constexpr int kChunks = kRowBytes / 16;
+  static constexpr int kMaxRows = 16384 / kRowBytes;
+
+  __device__ static std::uint32_t offset(int row, int chunk) {
+    const int swizzle = kChunks == 8 ? row & 7 : (row >> 1) & 3;
+    return row * kRowBytes + ((chunk ^ swizzle) << 4);
+  }
+  // Copies `rows` rows to out[row * ld], leaving out columns at or past `columns`.
+  __device__ __forceinline__ static void copy_out(std::uint32_t staging, __nv_bfloat16* out, std::size_t ld, int rows,
+                                                  int columns) {
+    const int thread = threadIdx.x % 128;
+    const int chunk = thread % kChunks;
+    if (chunk * 8 >= columns) return;
+    constexpr int kStep = 128 / kChunks, kBatch = 4;  // loads in flight
+    for (int row0 = thread / kChunks; row0 < rows; row0 += kBatch * kStep) {
+      uint4 v[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        if (row0 + i * kStep < rows)
+          asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                       : "=r"(v[i].x), "=r"(v[i].y), "=r"(v[i].z), "=r"(v[i].w)
+                       : "r"(staging + offset(row0 + i * kStep, chunk))
+                       : "memory");
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        if (row0 + i * kStep < rows) *reinterpret_cast<uint4*>(out + (row0 + i * kStep) * ld + chunk * 8) = v[i];
+    }
+  }
+};
+
+// Stores acc (64 output columns of this warpgroup x kN tokens) as bf16 rows of `out`.
+template <int kN>
+__device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std::uint32_t staging, int group,
+                                                 __nv_bfloat16* out, std::size_t ld, int rows, int columns) {
+  using Area = Staging<64>;
+  constexpr int kStep = kN < Area::kMaxRows ? kN : Area::kMaxRows;
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n0 = 0; n0 < kN; n0 += kStep) {
+    if (n0 > 0) ptx::named_barrier_sync(1 + group, 128);
+#pragma unroll
+    for (int n = n0; n < n0 + kStep && n < kN; n += 8) {
+      const int j = n / 2;
+      ptx::stmatrix_trans(staging + Area::offset(n - n0 + lane % 8, warp * 2 + lane / 8 % 2), ptx::pack(acc[j], acc[j + 1]),
+                          ptx::pack(acc[j + 2], acc[j + 3]));
+    }
+    ptx::named_barrier_sync(1 + group, 128);
+    Area::copy_out(staging, out + n0 * ld, ld, min(kStep, rows - n0), columns);
+  }
+  ptx::named_barrier_sync(1 + group, 128);
+}
+
+// ---- host side
+
+inline TileSource tile_source(const Sizes& s, const Plan& plan, int m_blocks) {
+  return {plan.tiles, plan.tile_count, m_blocks, s.shared, s.tokens, s.token_tile};
+}
+
+// One block per multiprocessor, in pairs where the configuration wants them.
+template <class C, class Args>
+void launch_tiles(void (*kernel)(Args), Args& args, cudaStream_t stream) {
+  args.tiles.m_blocks = (args.tiles.m_blocks + C::kBlocks - 1) / C::kBlocks;
+  if constexpr (C::kPair) {
+    args.tiles.m_blocks += args.tiles.m_blocks % 2;  // blocks past the end write nothing
+    launch_pairs(kernel, multiprocessors() / 2 * 2, C::kThreads, C::kSmemBytes, stream, args);
+  } else {
+    launch(kernel, multiprocessors(), C::kThreads, C::kSmemBytes, stream, args);
+  }
+}
+
+}  // namespace dsmoe::cuda::hopper

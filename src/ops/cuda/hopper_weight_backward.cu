@@ -1,0 +1,220 @@
+// Weight gradients: for each expert, the product of two tall matrices over its rows. Both operands are read with
+// their contiguous dimension as M and N, which wgmma takes from shared memory as it is.
+#include "ops/cuda/hopper.h"
+#include "ops/cuda/hopper_gemm.cuh"
+#include "ops/cuda/tensor_map.h"
+
+namespace dsmoe::cuda::hopper {
+
+namespace {
+
+inline constexpr int kTileN = 256, kTileM = Wide::kTileM;
+
+struct Args {
+  CUtensorMap a;          // [R, m]
+  CUtensorMap b, sorted;  // [T, D] for shared experts; the routed experts' rows
+  const std::int32_t* row_offset;
+  const std::int32_t* sorted_offset;
+  int slice;  // > 0: instead of experts, slices of so many of the tokens
+  void* grad;
+  int experts, shared, tokens, m_blocks, n_blocks, m, width;
+  bool transposed, f32, accumulate;
+};
+
+// Output tile of one expert, and the rows of A and B that make it.
+struct GradTile {
+  int expert, m0, n0, a_row, b_row, rows;
+  bool sorted;
+};
+
+template <class C>
+__device__ __forceinline__ GradTile find(const Args& args, int id) {
+  constexpr int kWidth = C::kPair ? 2 : 1;
+  const int groups = args.m_blocks / kWidth, per_expert = groups * args.n_blocks;
+  const int e = id / per_expert, local = id % per_expert;
+  GradTile tile;
+  tile.expert = e;
+  tile.m0 = (local % groups * kWidth + (C::kPair ? blockIdx.x % 2 : 0)) * kTileM;
+  tile.n0 = local / groups * kTileN;
+  tile.sorted = false;
+  if (args.slice > 0) {
+    tile.a_row = tile.b_row = e * args.slice;
+    tile.rows = min(args.slice, args.tokens - e * args.slice);
+  } else if (e < args.shared) {
+    tile.a_row = e * args.tokens;
+    tile.b_row = 0;
+    tile.rows = args.tokens;
+  } else {
+    tile.a_row = args.row_offset[e];
+    tile.b_row = args.sorted_offset[e - args.shared];
+    tile.rows = args.row_offset[e + 1] - tile.a_row;
+    tile.sorted = true;
+  }
+  return tile;
+}
+
+// B has zeros after the expert's last row, so what A has there does not count.
+template <class C>
+__device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
+  constexpr int kWidth = C::kPair ? 2 : 1;
+  const int total = args.experts * args.m_blocks / kWidth * args.n_blocks;
+  for (int id = blockIdx.x / kWidth; id < total; id += gridDim.x / kWidth) {
+    const GradTile tile = find<C>(args, id);
+    const CUtensorMap* map = tile.sorted ? &args.sorted : &args.b;
+    for (int k = 0; k < tile.rows; k += kTileK, ring.advance()) {
+      ring.wait_empty();
+      const std::uint32_t bar = ring.full_barrier();
+      ptx::barrier_arrive_expect(bar, C::kStageBytes);
+      ptx::tma_load(ring.a(), &args.a, bar, tile.m0, tile.a_row + k);
+      ptx::tma_load(ring.a() + 8192, &args.a, bar, tile.m0 + 64, tile.a_row + k);
+      for (int i = C::kPair ? blockIdx.x % 2 : 0; i < 4; i += kWidth) {
+        if constexpr (C::kPair)
+          ptx::tma_load_pair(ring.b() + i * 8192, map, bar, tile.n0 + i * 64, tile.b_row + k);
+        else
+          ptx::tma_load(ring.b() + i * 8192, map, bar, tile.n0 + i * 64, tile.b_row + k);
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void put_f32(float* out, float v, bool accumulate) { *out = accumulate ? *out + v : v; }
+
+// f32 gradients go straight to memory: eight lanes (transposed) or four lanes of pairs fill a 32-byte sector.
+__device__ __forceinline__ void store_f32(const Args& args, const GradTile& tile, const float (&acc)[kTileN / 2],
+                                          int group) {
+  const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4 * 2;
+  float* grad = static_cast<float*>(args.grad) + static_cast<std::size_t>(tile.expert) * args.m * args.width;
+  const std::size_t step_m = args.transposed ? 1 : args.width, step_n = args.transposed ? args.m : 1;
+#pragma unroll
+  for (int j = 0; j < kTileN / 8; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int m = tile.m0 + group * 64 + warp * 16 + g + i / 2 * 8, n = tile.n0 + j * 8 + c + i % 2;
+      if (m < args.m && n < args.width) put_f32(grad + m * step_m + n * step_n, acc[4 * j + i], args.accumulate);
+    }
+}
+
+// bf16 gradients that are summed over calls: read, add, round.
+__device__ __forceinline__ void add_bf16(const Args& args, const GradTile& tile, float (&acc)[kTileN / 2], int group) {
+  const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4 * 2;
+  const bf16* grad = static_cast<const bf16*>(args.grad) + static_cast<std::size_t>(tile.expert) * args.m * args.width;
+  const std::size_t step_m = args.transposed ? 1 : args.width, step_n = args.transposed ? args.m : 1;
+#pragma unroll
+  for (int j = 0; j < kTileN / 8; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int m = tile.m0 + group * 64 + warp * 16 + g + i / 2 * 8, n = tile.n0 + j * 8 + c + i % 2;
+      if (m < args.m && n < args.width) acc[4 * j + i] += __bfloat162float(grad[m * step_m + n * step_n]);
+    }
+}
+
+// [m][n] output as bf16: 64 columns of n at a time through the staging area.
+__device__ __forceinline__ void store_direct(const Args& args, const GradTile& tile, const float (&acc)[kTileN / 2],
+                                             std::uint32_t staging, int group) {
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+  const int m = tile.m0 + group * 64;
+  bf16* grad = static_cast<bf16*>(args.grad) + (static_cast<std::size_t>(tile.expert) * args.m + m) * args.width + tile.n0;
+#pragma unroll
+  for (int n = 0; n < kTileN; n += 64) {
+    const std::uint32_t area = staging + n / 64 % 2 * 8192;  // two areas: one barrier per round
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = warp * 16 + half * 8 + g, at = (n / 8 + j) * 4 + half * 2;
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(area + Staging<64>::offset(row, j) + c * 4),
+                     "r"(ptx::pack(acc[at], acc[at + 1]))
+                     : "memory");
+      }
+    ptx::named_barrier_sync(1 + group, 128);
+    Staging<64>::copy_out(area, grad + n, args.width, min(64, args.m - m), args.width - tile.n0 - n);
+  }
+  ptx::named_barrier_sync(1 + group, 128);
+}
+
+template <class C>
+__device__ __forceinline__ void store(const Args& args, const GradTile& tile, float (&acc)[kTileN / 2],
+                                      const Shared<C>& shared, int group) {
+  if (args.f32) return store_f32(args, tile, acc, group);
+  if (args.accumulate) add_bf16(args, tile, acc, group);
+  const std::uint32_t staging = shared.staging + group * C::kStagingBytes;
+  if (!args.transposed) return store_direct(args, tile, acc, staging, group);
+  const int m = tile.m0 + group * 64;
+  bf16* grad = static_cast<bf16*>(args.grad) + (static_cast<std::size_t>(tile.expert) * args.width + tile.n0) * args.m + m;
+  store_transposed<kTileN>(acc, staging, group, grad, args.m, min(kTileN, args.width - tile.n0), args.m - m);
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) weight_backward_kernel(const __grid_constant__ Args args) {
+  extern __shared__ char raw[];
+  Shared<C> shared = set_up<C>(raw, 1);
+  ptx::wait_for_previous_kernel();
+  ptx::let_next_kernel_start();
+  if (threadIdx.x < 128) {
+    ptx::registers_shrink<40>();
+    if (threadIdx.x == 0) produce<C>(args, shared.ring);
+  } else {
+    ptx::registers_grow<232>();
+    constexpr int kWidth = C::kPair ? 2 : 1;
+    const int group = threadIdx.x / 128 - 1;
+    const int total = args.experts * args.m_blocks / kWidth * args.n_blocks;
+    for (int id = blockIdx.x / kWidth; id < total; id += gridDim.x / kWidth) {
+      const GradTile tile = find<C>(args, id);
+      if (tile.rows == 0 && args.accumulate) continue;
+      float acc[1][kTileN / 2] = {};
+      multiply<kTileN, 1, 1, false>(acc, shared.ring, (tile.rows + kTileK - 1) / kTileK, group);
+      store(args, tile, acc[0], shared, group);
+    }
+  }
+  tear_down<C>();
+}
+
+void run(Args& args, cudaStream_t stream) {
+  args.m_blocks = (args.m + kTileM - 1) / kTileM;
+  args.n_blocks = (args.width + kTileN - 1) / kTileN;
+  if (args.m_blocks % 2 == 0)
+    launch_pairs(weight_backward_kernel<WidePair>, multiprocessors() / 2 * 2, Wide::kThreads, WidePair::kSmemBytes, stream,
+                 args);
+  else
+    launch(weight_backward_kernel<Wide>, multiprocessors(), Wide::kThreads, Wide::kSmemBytes, stream, args);
+}
+
+}  // namespace
+
+void weight_backward(const Sizes& s, const Plan& plan, const WeightGrad& g, cudaStream_t stream) {
+  const std::uint64_t m = g.m, r = s.rows, d = s.width, t = s.tokens, n = s.sorted_rows;
+  Args args{};
+  args.a = tensor_map(g.a, {m, r}, {m}, {64, kTileK});
+  args.b = tensor_map(g.b, {d, t}, {d}, {64, kTileK});
+  args.sorted = tensor_map(g.sorted_b, {d, n}, {d}, {64, kTileK});
+  args.row_offset = plan.row_offset;
+  args.sorted_offset = plan.sorted_offset;
+  args.grad = g.grad;
+  args.experts = s.experts;
+  args.shared = s.shared;
+  args.tokens = s.tokens;
+  args.m = g.m;
+  args.width = s.width;
+  args.transposed = g.transposed;
+  args.f32 = g.f32;
+  args.accumulate = g.accumulate;
+  run(args, stream);
+}
+
+void gate_weight_backward(const Sizes& s, int split, int slice, const bf16* dlogits, const bf16* x, float* partial,
+                          cudaStream_t stream) {
+  const std::uint64_t m = 2 * static_cast<std::uint64_t>(split), d = s.width, t = s.tokens;
+  Args args{};
+  args.a = tensor_map(dlogits, {m, t}, {m}, {64, kTileK});
+  args.b = args.sorted = tensor_map(x, {d, t}, {d}, {64, kTileK});
+  args.slice = slice;
+  args.grad = partial;
+  args.experts = (s.tokens + slice - 1) / slice;
+  args.tokens = s.tokens;
+  args.m = 2 * split;
+  args.width = s.width;
+  args.f32 = true;
+  run(args, stream);
+}
+
+}  // namespace dsmoe::cuda::hopper

@@ -1,0 +1,50 @@
+// Launching a kernel: shared-memory limit, dependent launch, error check.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+namespace dsmoe::cuda {
+
+void check(cudaError_t error, const char* what);  // throws; not inline, since nvcc 13.0 cannot compile fmt 9
+struct DeviceInfo {
+  int multiprocessors, major, minor, shared_bytes;
+};
+const DeviceInfo& device_info();  // of the current device; throws when there is none
+inline int multiprocessors() { return device_info().multiprocessors; }
+
+template <class... Params, class... Args>
+void launch_clusters(int cluster, void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, cudaStream_t stream,
+                     Args&&... args) {
+  if (shared_bytes > 48 * 1024)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), "shared memory");
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = device_info().major >= 9;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster);
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
+  check(cudaLaunchKernelEx(&config, kernel, Params(args)...), "launch");
+}
+
+// A kernel launched so may start before the one ahead of it has ended: it calls wait_for_previous_kernel() before
+// it reads anything that kernel wrote, or writes anything that kernel reads.
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, cudaStream_t stream, Args&&... args) {
+  launch_clusters(1, kernel, grid, block, shared_bytes, stream, args...);
+}
+// The same in clusters of two blocks.
+template <class... Params, class... Args>
+void launch_pairs(void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, cudaStream_t stream, Args&&... args) {
+  launch_clusters(2, kernel, grid, block, shared_bytes, stream, args...);
+}
+
+}  // namespace dsmoe::cuda

@@ -1,0 +1,163 @@
+// From one token's logits to its K experts, by one warp.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/plan.h"
+
+namespace dsmoe::cuda {
+
+struct RoutingRule {
+  int experts, chosen, groups, groups_per_token;
+  ScoreFunction score;
+  GroupScore group_score;
+  bool normalise;
+  float scale;
+};
+
+struct Best {
+  float value;
+  int index;
+};
+
+// Floats as integers of the same order.
+__device__ inline std::uint32_t order_of(float v) {
+  const std::uint32_t bits = __float_as_uint(v + 0.0f);  // -0 and 0 are equal
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// The larger value; of equal ones the lower index. The same on every lane.
+__device__ inline Best warp_best(Best b) {
+  const std::uint32_t order = order_of(b.value), top = __reduce_max_sync(~0u, order);
+  b.index = static_cast<int>(__reduce_min_sync(~0u, order == top ? static_cast<unsigned>(b.index) : 0x7fffffffu));
+  b.value = __uint_as_float(top & 0x80000000u ? top & 0x7fffffffu : ~top);
+  return b;
+}
+__device__ inline float warp_sum(float v) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
+  return v;
+}
+
+// Best of choice[begin, end) by this warp; index INT_MAX when all are masked.
+__device__ inline Best best_of(const float* choice, int begin, int end) {
+  Best b{-INFINITY, INT32_MAX};
+  for (int i = begin + threadIdx.x % 32; i < end; i += 32)
+    if (choice[i] > b.value || (choice[i] == b.value && choice[i] > -INFINITY && i < b.index)) b = {choice[i], i};
+  return warp_best(b);
+}
+
+// logits -> scores, in place. Returns false when a logit is not finite.
+__device__ inline bool to_scores(const RoutingRule& rule, float* row) {
+  const int lane = threadIdx.x % 32;
+  bool finite = true;
+  float top = -INFINITY;
+  for (int i = lane; i < rule.experts; i += 32) {
+    finite = finite && isfinite(row[i]);
+    top = fmaxf(top, row[i]);
+  }
+  finite = __all_sync(~0u, finite);
+  if (rule.score == ScoreFunction::kSigmoid) {
+    for (int i = lane; i < rule.experts; i += 32) row[i] = 1.0f / (1.0f + expf(-row[i]));
+  } else {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+    float sum = 0.0f;
+    for (int i = lane; i < rule.experts; i += 32) sum += row[i] = expf(row[i] - top);
+    const float inverse = 1.0f / warp_sum(sum);
+    for (int i = lane; i < rule.experts; i += 32) row[i] *= inverse;
+  }
+  __syncwarp();
+  return finite;
+}
+
+// Masks the experts outside the best groups. group_value is scratch of `groups` floats.
+__device__ inline void keep_best_groups(const RoutingRule& rule, float* choice, float* group_value) {
+  const int size = rule.experts / rule.groups, lane = threadIdx.x % 32;
+  for (int g = 0; g < rule.groups; ++g) {
+    const Best first = best_of(choice, g * size, (g + 1) * size);
+    float value = first.value;
+    if (rule.group_score == GroupScore::kTop2Sum && size > 1) {
+      __syncwarp();
+      if (lane == 0) choice[first.index] = -INFINITY;
+      __syncwarp();
+      value += best_of(choice, g * size, (g + 1) * size).value;
+      if (lane == 0) choice[first.index] = first.value;
+    }
+    if (lane == 0) group_value[g] = value;
+    __syncwarp();
+  }
+  for (int g = 0; g < rule.groups; ++g) {
+    int better = 0;
+    for (int other = 0; other < rule.groups; ++other)
+      better += group_value[other] > group_value[g] || (group_value[other] == group_value[g] && other < g);
+    if (better >= rule.groups_per_token)
+      for (int i = lane; i < size; i += 32) choice[g * size + i] = -INFINITY;
+  }
+  __syncwarp();
+}
+
+// One token by one warp: scores[E] (logits on entry), its K experts and their weights. choice is scratch of E + groups
+// floats; on_pick(k, expert) is called by lane 0.
+template <class OnPick>
+__device__ inline void choose(const RoutingRule& rule, const float* bias, const Routing& out, int token, float* scores,
+                              float* choice, OnPick&& on_pick) {
+  const int lane = threadIdx.x % 32;
+  const bool finite = to_scores(rule, scores);
+  if (!finite && lane == 0 && out.bad_token) atomicMin(out.bad_token, token);
+  for (int i = lane; i < rule.experts; i += 32) {
+    if (out.scores) out.scores[static_cast<std::size_t>(token) * rule.experts + i] = scores[i];
+    choice[i] = bias ? scores[i] + bias[i] : scores[i];
+  }
+  __syncwarp();
+  if (rule.groups > 1) keep_best_groups(rule, choice, choice + rule.experts);
+  float sum = 0.0f, mine = 0.0f, mine_high = 0.0f;  // this lane's weights: ranks lane and lane + 32
+  for (int k = 0; k < rule.chosen; ++k) {
+    int pick = best_of(choice, 0, rule.experts).index;
+    if (!finite || pick >= rule.experts) pick = k;  // the weights are NaN then: nothing is chosen silently
+    const float weight = finite ? scores[pick] : NAN;
+    __syncwarp();
+    if (lane == 0) {
+      choice[pick] = -INFINITY;
+      out.ids[static_cast<std::size_t>(token) * rule.chosen + k] = pick;
+      on_pick(k, pick);
+    }
+    __syncwarp();
+    sum += weight;
+    if (k == lane) mine = weight;
+    if (k == lane + 32) mine_high = weight;
+  }
+  const float divisor = rule.normalise && rule.chosen > 1 ? sum + 1e-20f : 1.0f;
+  float* weights = out.weights + static_cast<std::size_t>(token) * rule.chosen;
+  if (lane < rule.chosen) weights[lane] = mine / divisor * rule.scale;
+  if (lane + 32 < rule.chosen) weights[lane + 32] = mine_high / divisor * rule.scale;
+}
+
+// `count` rows of an expert over `tiles` tiles: an even split wastes less than full tiles and a rest.
+__device__ inline void split_tiles(TokenTile* out, int tiles, int expert, int row, int count, int sorted_row) {
+  const int size = tiles ? (count + tiles - 1) / tiles : 0;
+  for (int i = 0; i < tiles; ++i) out[i] = {expert, row + i * size, min(size, count - i * size), sorted_row + i * size};
+}
+
+inline RoutingRule routing_rule(const MoeConfig& c) {
+  return {static_cast<int>(c.routed_experts),
+          static_cast<int>(c.experts_per_token),
+          static_cast<int>(c.groups),
+          static_cast<int>(c.groups_per_token),
+          c.score,
+          c.group_score,
+          c.norm_topk_prob,
+          c.routed_scaling_factor};
+}
+
+// The gate's logits are sums of this many parts of D, added in order, whatever kernel makes them.
+inline constexpr int kGateParts = 8;
+
+__device__ inline void mma_16816(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3,
+                                 std::uint32_t b0, std::uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+}  // namespace dsmoe::cuda
