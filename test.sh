@@ -10,7 +10,8 @@ Usage: ./test.sh [--quick]
 
 Installs the Debian packages that are missing (with root or sudo), builds, and runs:
   release   the release build (build/release/bin/dsmoe) and its fast tests
-  asan      the fast tests with address and undefined-behaviour sanitizers; warnings are errors
+  asan      the fast tests with address and undefined-behaviour sanitizers; all code, benchmarks
+            too, compiled with warnings as errors
   tsan      the layer, its ops and the threads with the thread sanitizer
   fuzz      every reader of foreign bytes, some seconds each, with libFuzzer
   cuda      compiles the CUDA code where nvcc is found, and tests it where there is a GPU
@@ -43,7 +44,7 @@ tests() {
 
 release() { build release && tests release fast; }
 
-asan() { build asan -DDSMOE_WERROR=ON && tests asan asan; }
+asan() { build asan -DDSMOE_WERROR=ON -DDSMOE_BUILD_BENCH=ON && tests asan asan; }
 
 tsan() {
   # Without address randomisation where it may be turned off: the thread sanitizer of GCC 12 cannot start under much of it.

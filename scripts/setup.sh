@@ -7,10 +7,7 @@ readonly BUILD_PACKAGES=(
   libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libedit-dev  # the library and the program
   libgtest-dev libgmock-dev                                            # the tests
 )
-readonly TEST_PACKAGES=(
-  clang libclang-rt-dev  # libFuzzer
-  libbenchmark-dev       # micro-benchmarks
-)
+readonly TEST_PACKAGES=(clang libclang-rt-dev)  # libFuzzer
 
 die() {
   printf '%s: %s\n' "${0##*/}" "$*" >&2
