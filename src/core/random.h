@@ -33,15 +33,21 @@ class Philox {
   // Number i of the stream, uniform in [0, 1) with 24 bits.
   float uniform(std::uint64_t i) const { return to_unit(block(i / 4)[i % 4]); }
 
-  // Number i of the stream, normal with mean 0 and deviation 1 (Box-Muller on one pair of words).
-  float normal(std::uint64_t i) const {
-    const auto b = block(i / 2);
-    const std::size_t pair = (i % 2) * 2;
-    // (0, 1] keeps the logarithm finite.
-    const double u = (static_cast<double>(b[pair]) + 1.0) / 4294967296.0;
-    const double angle = 6.283185307179586 * static_cast<double>(b[pair + 1]) / 4294967296.0;
-    return static_cast<float>(std::sqrt(-2.0 * std::log(u)) * std::cos(angle));
+  // Numbers 4i to 4i + 3 of the stream, normal with mean 0 and deviation 1 (Box-Muller on two pairs of words).
+  std::array<float, 4> normals(std::uint64_t i) const {
+    const auto b = block(i);
+    std::array<float, 4> out{};
+    for (std::size_t pair = 0; pair < 4; pair += 2) {
+      // (0, 1] keeps the logarithm finite.
+      const double u = (static_cast<double>(b[pair]) + 1.0) / 4294967296.0;
+      const double angle = 6.283185307179586 * static_cast<double>(b[pair + 1]) / 4294967296.0;
+      const double radius = std::sqrt(-2.0 * std::log(u));
+      out[pair] = static_cast<float>(radius * std::cos(angle));
+      out[pair + 1] = static_cast<float>(radius * std::sin(angle));
+    }
+    return out;
   }
+  float normal(std::uint64_t i) const { return normals(i / 4)[i % 4]; }
 
   // Number i of the stream, uniform in [0, n). The bias is at most n / 2^64.
   std::uint64_t below(std::uint64_t i, std::uint64_t n) const {

@@ -30,8 +30,9 @@ struct ProgramResult {
   nlohmann::json json() const { return nlohmann::json::parse(out); }
 };
 
-// out_path: where standard output goes instead of being kept; "-" closes it.
-inline ProgramResult run_program(std::vector<std::string> arguments, const std::string& out_path = "") {
+// out_path: where standard output goes instead of being kept; "-" closes it. input: what standard input holds.
+inline ProgramResult run_program(std::vector<std::string> arguments, const std::string& out_path = "",
+                                 const std::string& input = "") {
   const auto read_all = [](std::FILE* file) {
     std::string text;
     std::rewind(file);
@@ -42,8 +43,13 @@ inline ProgramResult run_program(std::vector<std::string> arguments, const std::
   };
   std::FILE* out = std::tmpfile();
   std::FILE* err = std::tmpfile();
+  std::FILE* in = std::tmpfile();
+  std::fwrite(input.data(), 1, input.size(), in);
+  std::fflush(in);
+  std::rewind(in);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, fileno(in), STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, fileno(out), STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, fileno(err), STDERR_FILENO);
   if (out_path == "-") {
@@ -63,6 +69,7 @@ inline ProgramResult run_program(std::vector<std::string> arguments, const std::
     result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
   posix_spawn_file_actions_destroy(&actions);
+  std::fclose(in);
   result.out = read_all(out);
   result.err = read_all(err);
   return result;
