@@ -1,4 +1,4 @@
-// init, generate, chat, eval, tokenize and bench, as a user runs them.
+// init, generate, chat, eval, tokenize and bench model, as a user runs them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -169,17 +169,6 @@ TEST_F(ModelCommands, BenchModelPrintsATableAndJson) {
   EXPECT_EQ(j["results"][0]["test"], "pp8");
   EXPECT_EQ(j["results"][1]["test"], "tg4");
   EXPECT_GT(j["results"][1]["tokens_per_second"], 0);
-}
-
-TEST(BenchLayer, ChecksItselfAndPrintsJson) {
-  const ProgramResult o = run_program({"bench", "layer", "--tokens", "1,5", "--hidden-size", "32", "--expert-size", "16", "--experts", "4",
-                                 "--top-k", "2", "--backward", "--repeat", "1", "--json"});
-  ASSERT_EQ(o.status, 0) << o.err;
-  const Json j = Json::parse(o.out);
-  EXPECT_EQ(j["results"].size(), 4u);
-  EXPECT_LT(j["error_against_reference"], 1e-5);
-  EXPECT_EQ(run_program({"bench", "layer", "--top-k", "99"}).status, 1);
-  EXPECT_EQ(run_program({"bench", "layer", "--tokens", "0"}).status, 2);
 }
 
 }  // namespace

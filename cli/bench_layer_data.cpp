@@ -1,0 +1,108 @@
+// The random layer that `dsmoe bench layer` runs on every device, its tokens, and the comparison with the reference.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "cli/bench_layer.h"
+#include "core/fail.h"
+#include "core/random.h"
+#include "core/threads.h"
+
+namespace dsmoe::cli {
+
+Tensor uniform(Context& ctx, DType dtype, Shape shape, float scale, std::uint64_t stream) {
+  Tensor t(DType::kF32, shape);
+  float* to = t.data<float>();
+  constexpr Index kPiece = 1 << 16;
+  const Philox rng(1, stream);
+  ctx.pool().run((t.numel() + kPiece - 1) / kPiece, [&](Index task, int) {
+    for (Index i = task * kPiece; i < std::min(t.numel(), (task + 1) * kPiece); i += 4) {
+      const auto words = rng.block(static_cast<std::uint64_t>(i / 4));
+      for (Index j = 0; j < 4 && i + j < t.numel(); ++j)
+        to[i + j] = scale * (static_cast<float>(words[static_cast<std::size_t>(j)]) * 0x1p-31f - 1.0f);
+    }
+  });
+  return t.to(dtype);
+}
+
+MoeLayer make_layer(Context& ctx, const LayerOptions& o) {
+  MoeConfig c = o.config;
+  c.selection_bias = o.skew;
+  if (o.backward) c.seq_balance_alpha = 0.001f;  // training has a balance loss, and its time belongs to the layer's
+  const DType dtype = o.dtype();
+  std::uint64_t stream = 0;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(c.hidden_size));
+  const auto expert = [&](Index width) {
+    return ExpertTensors{uniform(ctx, dtype, {width, c.hidden_size}, scale, stream + 1),
+                         uniform(ctx, dtype, {width, c.hidden_size}, scale, stream + 2),
+                         uniform(ctx, dtype, {c.hidden_size, width}, scale, stream += 3)};
+  };
+  MoeWeights w;
+  w.gate = uniform(ctx, dtype, {c.routed_experts, c.hidden_size}, scale, ++stream);
+  if (o.skew) {
+    w.gate_bias = Tensor::zeros(DType::kF32, {c.routed_experts});
+    // Scores lie between 0 and 1: the last experts are never chosen.
+    for (float& b : w.gate_bias.span<float>().last(static_cast<std::size_t>(kSkewEmpty))) b = -10;
+  }
+  for (Index e = 0; e < c.routed_experts; ++e) w.routed.push_back(expert(c.expert_size));
+  if (c.shared_experts > 0) w.shared = expert(c.shared_experts * c.expert_size);
+  return MoeLayer(c, std::move(w));
+}
+
+Tensor make_tokens(Context& ctx, const LayerOptions& o, const MoeLayer& layer, Index tokens, std::uint64_t stream) {
+  const Index d = o.config.hidden_size;
+  Tensor x = uniform(ctx, DType::kF32, {tokens, d}, 1.0f, stream);
+  if (o.skew) {
+    // The first tokens move towards expert 0's gate row, the others away from it, by four deviations of a logit.
+    const Tensor gate = layer.weights().gate.rows(0, 1).to(DType::kF32);
+    const float* row = gate.data<float>();
+    for (Index t = 0; t < tokens; ++t)
+      for (Index i = 0; i < d; ++i) x.data<float>()[t * d + i] += (t < tokens * 3 / 10 ? 4.0f : -4.0f) * row[i];
+  }
+  return x.to(o.dtype());
+}
+
+LayerResult layer_work(const LayerOptions& o, Index tokens, bool backward, std::span<const std::int32_t> chosen,
+                       double gradient_bytes) {
+  const MoeConfig& c = o.config;
+  std::vector<Index> count(static_cast<std::size_t>(c.routed_experts));
+  for (const std::int32_t e : chosen) ++count[static_cast<std::size_t>(e)];
+  const Index empty = std::count(count.begin(), count.end(), 0);
+  const double matrix = 3.0 * static_cast<double>(c.hidden_size * c.expert_size);
+  const double per_token = static_cast<double>(c.slots()) * matrix + static_cast<double>(c.routed_experts * c.hidden_size);
+  const double bytes = static_cast<double>(size_of(o.dtype()));
+  return {.tokens = tokens,
+          .backward = backward,
+          .flops = (backward ? 3 : 1) * 2 * static_cast<double>(tokens) * per_token,
+          .weight_bytes =
+              static_cast<double>(c.all_experts() - empty) * matrix * (backward ? 2 * bytes + gradient_bytes : bytes),
+          .largest = static_cast<double>(*std::max_element(count.begin(), count.end())) / static_cast<double>(tokens),
+          .empty = empty};
+}
+
+double relative_error(const Tensor& got, const Tensor& want) {
+  const Tensor a = got.to(DType::kF32), b = want.to(DType::kF32);
+  double difference = 0, norm = 0;
+  for (Index i = 0; i < b.numel(); ++i) {
+    const double d = static_cast<double>(a.data<float>()[i]) - b.data<float>()[i];
+    difference += d * d;
+    norm += static_cast<double>(b.data<float>()[i]) * b.data<float>()[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+void require_close(double error, DType dtype) {
+  // f32: sums of thousands of terms; bf16: a few roundings to 8 bits.
+  const double limit = dtype == DType::kF32 ? 1e-5 : 3e-2;
+  if (!(error <= limit))
+    fail(ErrorCode::kInternal, "the layer is off from its reference by {:.2g} (limit {:.0g}); no speed is reported", error,
+         limit);
+}
+
+std::vector<float> sample_of(const Tensor& y) {
+  const Tensor f32 = y.to(DType::kF32);
+  const auto all = f32.span<float>();
+  return {all.begin(), all.begin() + std::min<std::ptrdiff_t>(8, std::ssize(all))};
+}
+
+}  // namespace dsmoe::cli

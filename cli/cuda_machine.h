@@ -1,0 +1,67 @@
+// A CUDA device as the benchmarks use it: memory, a stream, graphs, times, and the two rates that bound every kernel.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+
+#include "dsmoe/tensor.h"
+
+namespace dsmoe::cli {
+
+void check(cudaError_t error);  // throws Error
+
+class DeviceBuffer {
+ public:
+  explicit DeviceBuffer(std::size_t bytes);
+  ~DeviceBuffer();
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+
+  void* get() const { return data_; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  std::size_t bytes() const { return bytes_; }
+  void upload(const Tensor& from);
+  void download(Tensor& to) const;
+  void copy_from(const DeviceBuffer& other);
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_;
+};
+
+class CudaStream {
+ public:
+  CudaStream();
+  ~CudaStream();
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// What `record` launches on the stream, ready to be launched again and again.
+class Graph {
+ public:
+  Graph(cudaStream_t stream, const std::function<void()>& record);
+  ~Graph();
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  void launch(cudaStream_t stream) const;
+
+ private:
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+// Median time of one call, over `repeats` timed groups of `group` calls, after one group that is not timed.
+double median_seconds(int repeats, int group, cudaStream_t stream, const std::function<void()>& launch);
+
+double matrix_flops(DType dtype, cudaStream_t stream);  // FLOP/s of a large product by cuBLASLt, random numbers, no TF32
+double copy_bandwidth(cudaStream_t stream);             // bytes/s read and written by a copy within the device
+
+}  // namespace dsmoe::cli

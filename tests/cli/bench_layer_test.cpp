@@ -1,0 +1,58 @@
+#include "cli/run_program.h"
+
+namespace dsmoe::testing {
+namespace {
+
+std::vector<std::string> small_layer(std::vector<std::string> more) {
+  std::vector<std::string> arguments = {"bench",     "layer", "--hidden-size", "128", "--expert-size", "32",
+                                        "--experts", "32",    "--repeat",      "1",   "--json"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+TEST(BenchLayer, PrintsAResultPerPass) {
+  const ProgramResult r = run_program(small_layer({"--tokens", "1,40", "--backward"}));
+  ASSERT_EQ(r.status, 0) << r.err;
+  const auto report = r.json();
+  EXPECT_EQ(report["dtype"], "f32");
+  EXPECT_LT(report["error_against_reference"].get<double>(), 1e-5);
+  EXPECT_EQ(report["sample_output"].size(), 8u);
+  ASSERT_EQ(report["results"].size(), 4u);
+  const auto& one = report["results"][0];
+  // 2 shared and 6 routed experts of three matrices each, and the gate.
+  const double operations = 2.0 * (8 * 3 * 128 * 32 + 32 * 128);
+  EXPECT_NEAR(one["gflops"].get<double>() * 1e9 * one["seconds"].get<double>(), operations, 1e-6 * operations);
+  EXPECT_EQ(one["empty_experts"], 26);
+  EXPECT_EQ(report["results"][3]["pass"], "forward+backward");
+}
+
+TEST(BenchLayer, SkewsTheRouting) {
+  const ProgramResult r = run_program(small_layer({"--tokens", "400", "--skew"}));
+  ASSERT_EQ(r.status, 0) << r.err;
+  const auto result = r.json()["results"][0];
+  EXPECT_EQ(result["empty_experts"], 8);
+  EXPECT_GE(result["largest_expert_share"].get<double>(), 0.29);
+  // Without it nobody is empty at so many tokens.
+  EXPECT_EQ(run_program(small_layer({"--tokens", "400"})).json()["results"][0]["empty_experts"], 0);
+}
+
+TEST(BenchLayer, RefusesWhatMakesNoSense) {
+  EXPECT_EQ(run_program(small_layer({"--skew", "--experts", "13"})).status, 2);
+  EXPECT_EQ(run_program(small_layer({"--path", "mma"})).status, 2);
+  EXPECT_EQ(run_program(small_layer({"--tokens", "0"})).status, 2);
+}
+
+TEST(BenchLayer, OnCudaOrSaysWhyNot) {
+  const ProgramResult r = run_program(small_layer({"--device", "cuda", "--tokens", "1,40", "--backward"}));
+  if (r.status == 0) {
+    EXPECT_EQ(r.json()["dtype"], "bf16");
+    EXPECT_EQ(r.json()["results"].size(), 4u);
+    return;
+  }
+  EXPECT_EQ(r.status, 1);
+  EXPECT_TRUE(r.is_one_error_line()) << r.err;
+  EXPECT_TRUE(r.err_has("DSMOE_CUDA=ON") || r.err_has("no CUDA device")) << r.err;
+}
+
+}  // namespace
+}  // namespace dsmoe::testing
