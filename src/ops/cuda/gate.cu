@@ -49,7 +49,7 @@ __device__ void partial_mma(const Args& args, int token0, int first, float* part
   for (int i = 0; i < kTokens / 8; ++i)
     b_row[i] = x + static_cast<std::size_t>(min(token0 + i * 8 + g, args.tokens - 1)) * args.width;
   float acc[4][kTokens / 8][4] = {};
-#pragma unroll 2
+#pragma unroll(kTokens == 8 ? 4 : 2)  // as many loads in flight as there are registers for
   for (int s = warp * per_warp; s < min(steps, (warp + 1) * per_warp); ++s) {
     const int k = s * 32 + c * 8;
     const bool inside = k < args.width;
@@ -99,7 +99,7 @@ __device__ void partial_plain(const Args& args, int token0, int first, float* pa
 }
 
 template <int kTokens, class T, bool kMma>
-__global__ void __launch_bounds__(kWarps * 32, 2) gate_kernel(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(kWarps * 32, kTokens == 8 ? 1 : 2) gate_kernel(const __grid_constant__ Args args) {
   extern __shared__ float smem[];
   const int experts = args.rule.experts;
   float* part = smem;                                 // [warps][kTokens][kStride]

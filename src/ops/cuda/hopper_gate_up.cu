@@ -166,6 +166,8 @@ template <class C, bool kGather>
 void run(Args& args, const Sizes& s, const Plan& plan, const bf16* weights, cudaStream_t stream) {
   set_weights(args, s, weights, C::kGroups);
   args.tiles = tile_source(s, plan, (s.expert_width + C::kTileM / 2 - 1) / (C::kTileM / 2));
+  // Where memory is the limit they do not, and the first blocks need not wait for the plan to begin.
+  args.tiles.shared_longer = C::kTokens == kWideTile;
   launch_tiles<C>(gate_up_kernel<C, kGather>, args, stream);
 }
 

@@ -24,6 +24,9 @@ template <int kTokens_, int kStages_, int kGroups_, int kBlocks_, bool kPair_>
 struct Config {
   static constexpr int kTokens = kTokens_, kStages = kStages_, kGroups = kGroups_, kBlocks = kBlocks_;
   static constexpr bool kPair = kPair_;
+  // With few stages and memory as the limit, a stage is given back as soon as its product is done, not when the next
+  // one has begun: that keeps one more in flight.
+  static constexpr bool kDrains = kTokens == kMiddleTile;
   static constexpr int kTileM = 64 * kGroups;  // rows of one block of weights
   static constexpr int kThreads = 128 * (1 + kGroups);
   static constexpr int kBlockBytesA = kGroups * kGroupBytesA;
@@ -62,6 +65,7 @@ struct TileSource {
   const std::int32_t* count;  // of the list; null: only shared experts
   int m_blocks;
   int shared, tokens, token_tile;
+  bool shared_longer = true;  // the tiles of the shared experts take longer than the others
 };
 
 // The tiles of one block, in order. Tiles of shared experts come first and need no plan, so a kernel may work on them
@@ -82,10 +86,12 @@ class TileLoop {
   __device__ __forceinline__ bool next(Tile& tile) {
     do {
       if (id_ >= shared_tiles_ * groups_) wait();
-      // The last round is handed out from the other end: the first blocks had the longer tiles of the shared experts.
+      // After longer tiles of the shared experts, which the first blocks had, the last round is handed out from the other
+      // end.
       int id = id_;
       const int in_round = id % step_, round = id - in_round;
-      if (round > 0 && round >= shared_tiles_ * groups_ && round + step_ > total_) id = round + step_ - 1 - in_round;
+      if (s_.shared_longer && round > 0 && round >= shared_tiles_ * groups_ && round + step_ > total_)
+        id = round + step_ - 1 - in_round;
       if (id >= total_) return false;
       find(id, tile);
       id_ += step_;
@@ -244,15 +250,20 @@ __device__ __forceinline__ void multiply(float (&acc)[C::kBlocks][kN / 2], Ring<
       for (int i = 0; i < C::kBlocks; ++i)
         ptx::Wgmma<kN, kTransA, kTransB>::run(acc[i], a + i * (C::kBlockBytesA >> 4) + j * kStepA, b + j * kStepB, kb + j);
     ptx::wgmma_commit();
-    ptx::wgmma_wait<1>();
-    if (kb > 0 && signals) release<C>(previous);
-    previous = ring.empty_barrier();
+    if constexpr (C::kDrains) {
+      ptx::wgmma_wait<0>();
+      if (signals) release<C>(ring.empty_barrier());
+    } else {
+      ptx::wgmma_wait<1>();
+      if (kb > 0 && signals) release<C>(previous);
+      previous = ring.empty_barrier();
+    }
     ring.advance();
   }
   ptx::wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < C::kBlocks; ++i) ptx::pin(acc[i]);
-  if (k_blocks > 0 && signals) release<C>(previous);
+  if (!C::kDrains && k_blocks > 0 && signals) release<C>(previous);
 }
 
 template <class C, int kFirst, int kStep, int kLast, class Body>
