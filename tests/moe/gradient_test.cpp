@@ -79,7 +79,7 @@ TEST(MoeGradient, SoftmaxWithAllLosses) {
 TEST(MoeGradient, NormalisedAndScaled) {
   MoeConfig c = test::moe_config(6, 4, 5, 3, 0);
   c.norm_topk_prob = true, c.routed_scaling_factor = 2.5f;
-  check_all(c, 11);
+  check_all(c, 13);
 }
 
 TEST(MoeGradient, SigmoidWithBiasAndBalanceLoss) {
