@@ -1,6 +1,7 @@
 // dsmoe chat: a conversation at the terminal.
 #include <editline/readline.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -106,6 +107,7 @@ void run(const Options& o) {
   Session session(ctx, model, o.model.session());
   Conversation conversation(tokenizer, o);
   const bool terminal = isatty(STDIN_FILENO);
+  if (terminal) signal(SIGINT, SIG_IGN);  // between answers there is nothing to stop; ctrl-D ends
   if (terminal) print("Type a message. ctrl-C stops an answer; /clear begins anew; /exit or ctrl-D ends.\n\n");
   for (;;) {
     const std::optional<std::string> line = read_line("> ");
