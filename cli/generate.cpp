@@ -40,8 +40,7 @@ nlohmann::ordered_json routing_json(Index layer, const Routing& r) {
 void run(const Options& o) {
   if (!o.ids.empty() && (!o.prompt.empty() || !o.file.empty())) throw UsageError("give either a text or --ids");
   if (o.routing && !o.json) throw UsageError("--routing needs --json");
-  if (!std::filesystem::is_directory(o.model.folder))
-    fail(ErrorCode::kIo, "there is no folder {}; -m takes the folder of a model", o.model.folder);
+  o.model.check_folder();
   std::optional<Tokenizer> tokenizer;
   if (has_tokenizer(o.model.folder)) tokenizer = Tokenizer::load(o.model.folder);
   if (!tokenizer && o.ids.empty())

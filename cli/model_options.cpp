@@ -1,6 +1,7 @@
 #include "cli/model_options.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -31,7 +32,15 @@ void ModelOptions::add_context(CLI::App& command) {
       ->capture_default_str();
 }
 
-Transformer ModelOptions::load() const { return Transformer::load(folder, parse_dtype(dtype)); }
+void ModelOptions::check_folder() const {
+  if (!std::filesystem::is_directory(folder))
+    fail(ErrorCode::kIo, "there is no folder {}; -m takes the folder of a model", folder);
+}
+
+Transformer ModelOptions::load() const {
+  check_folder();
+  return Transformer::load(folder, parse_dtype(dtype));
+}
 
 SessionOptions ModelOptions::session() const { return {.context = context, .cache_dtype = parse_dtype(cache_dtype)}; }
 

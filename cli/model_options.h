@@ -20,6 +20,7 @@ struct ModelOptions {
 
   void add(CLI::App& command);
   void add_context(CLI::App& command);
+  void check_folder() const;  // throws when there is none: the same words whatever a command opens first
   Transformer load() const;
   SessionOptions session() const;
 };

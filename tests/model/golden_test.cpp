@@ -109,6 +109,21 @@ TEST_P(ModelGolden, GreedyContinuation) {
 INSTANTIATE_TEST_SUITE_P(Folders, ModelGolden, ::testing::ValuesIn(folders()),
                          [](const auto& folder) { return folder.param.filename().string(); });
 
+// Rotations are kept between calls: what another length left behind must not be used.
+TEST(ModelRopeCache, EveryLengthHasItsOwnRotations) {
+  const std::filesystem::path folder = DSMOE_TEST_DATA "/model/golden/rope_dynamic";
+  const auto golden = io::SafetensorsFile::open(folder / "golden.safetensors");
+  const Tensor row = golden.tensor("input_ids").rows(0, 1);
+  const auto ids = row.span<std::int32_t>();
+  const Transformer used = Transformer::load(folder);
+  Context ctx(1);
+  for (const std::size_t length : {std::size_t{21}, std::size_t{5}, std::size_t{12}, std::size_t{21}, std::size_t{8}, std::size_t{20}}) {
+    const Transformer fresh = Transformer::load(folder);
+    EXPECT_TRUE(test::same_bits(logits_of(ctx, used, ids.first(length), 100), logits_of(ctx, fresh, ids.first(length), 100)))
+        << length;
+  }
+}
+
 TEST(ModelGoldenFolders, AreThere) { EXPECT_GE(folders().size(), 12u); }
 
 }  // namespace

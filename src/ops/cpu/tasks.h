@@ -48,7 +48,7 @@ struct Workspace {
   }
 };
 
-// line[i] = base + (first + i) * ld
+// line[i] = base + i * ld
 template <class T>
 void list_lines(const T** line, Index count, const T* base, Index ld) {
   for (Index i = 0; i < count; ++i) line[i] = base + i * ld;
