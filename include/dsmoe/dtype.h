@@ -1,4 +1,7 @@
 // Element types. Sums are always taken in f32 or wider, whatever the storage.
+//
+// The types from kQ8_0 on are GGUF's: a row is cut into blocks of 32 or 256 numbers that share scales, so a row's length
+// must be a multiple of the block's, and a single number has no address.
 #pragma once
 
 #include <bit>
@@ -7,10 +10,19 @@
 
 namespace dsmoe {
 
-enum class DType : std::uint8_t { kF32, kBF16, kF16, kI32, kI64, kU8 };
+enum class DType : std::uint8_t { kF32, kBF16, kF16, kI32, kI64, kU8, kQ8_0, kQ4_0, kQ5_0, kQ4_K, kQ5_K, kQ6_K };
 
-std::size_t size_of(DType dtype);
-const char* to_string(DType dtype);  // "f32", "bf16", ...
+// What is stored as one piece: `bytes` for `numbers` neighbours of a row. One number for the plain types.
+struct StorageBlock {
+  std::int64_t numbers;
+  std::size_t bytes;
+};
+StorageBlock block_of(DType dtype);
+inline bool is_quantized(DType dtype) { return dtype >= DType::kQ8_0; }
+
+std::size_t size_of(DType dtype);                    // of one number; quantized types have none and throw
+std::size_t row_bytes(DType dtype, std::int64_t n);  // of n neighbours; throws when n is no multiple of the block
+const char* to_string(DType dtype);                  // "f32", "bf16", ...
 
 // The upper half of an f32. Rounded to nearest, ties to even; NaN stays NaN.
 struct BFloat16 {

@@ -51,7 +51,7 @@ class Tensor {
   int rank() const { return shape_.rank(); }
   Index dim(int i) const { return shape_[i]; }
   Index numel() const { return shape_.numel(); }
-  std::size_t bytes() const { return static_cast<std::size_t>(numel()) * size_of(dtype_); }
+  std::size_t bytes() const { return row_bytes(dtype_, numel()); }
 
   const void* raw() const { return data_; }
   void* raw_mutable() {

@@ -19,16 +19,36 @@ void convert(std::span<const From> from, To* to) {
 }
 }  // namespace
 
-std::size_t size_of(DType dtype) {
+StorageBlock block_of(DType dtype) {
+  // K-quant blocks hold 8 (or 16) sub-blocks with small scales under one or two f16.
   switch (dtype) {
     case DType::kF32:
-    case DType::kI32: return 4;
+    case DType::kI32: return {1, 4};
     case DType::kBF16:
-    case DType::kF16: return 2;
-    case DType::kI64: return 8;
-    case DType::kU8: return 1;
+    case DType::kF16: return {1, 2};
+    case DType::kI64: return {1, 8};
+    case DType::kU8: return {1, 1};
+    case DType::kQ8_0: return {32, 2 + 32};             // f16 scale, 8 bits each
+    case DType::kQ4_0: return {32, 2 + 16};             // f16 scale, 4 bits each
+    case DType::kQ5_0: return {32, 2 + 4 + 16};         // f16 scale, fifth bits, 4 bits each
+    case DType::kQ4_K: return {256, 2 + 2 + 12 + 128};  // scale and minimum, 8 x 6 bits of each, 4 bits each
+    case DType::kQ5_K: return {256, 2 + 2 + 12 + 32 + 128};
+    case DType::kQ6_K: return {256, 128 + 64 + 16 + 2};  // low 4 bits, high 2 bits, 16 scales, f16 scale
   }
   fail(ErrorCode::kInternal, "unknown dtype {}", static_cast<int>(dtype));
+}
+
+std::size_t size_of(DType dtype) {
+  const StorageBlock block = block_of(dtype);
+  require(block.numbers == 1, "a {} number has no size of its own", to_string(dtype));
+  return block.bytes;
+}
+
+std::size_t row_bytes(DType dtype, std::int64_t n) {
+  const StorageBlock block = block_of(dtype);
+  require(n % block.numbers == 0, "{} is stored in blocks of {}; a row of {} is no multiple of it", to_string(dtype),
+          block.numbers, n);
+  return static_cast<std::size_t>(n / block.numbers) * block.bytes;
 }
 
 const char* to_string(DType dtype) {
@@ -39,6 +59,12 @@ const char* to_string(DType dtype) {
     case DType::kI32: return "i32";
     case DType::kI64: return "i64";
     case DType::kU8: return "u8";
+    case DType::kQ8_0: return "q8_0";
+    case DType::kQ4_0: return "q4_0";
+    case DType::kQ5_0: return "q5_0";
+    case DType::kQ4_K: return "q4_k";
+    case DType::kQ5_K: return "q5_k";
+    case DType::kQ6_K: return "q6_k";
   }
   return "unknown";
 }
@@ -69,6 +95,7 @@ std::string Shape::str() const {
 }
 
 Tensor::Tensor(DType dtype, Shape shape) : dtype_(dtype), shape_(shape) {
+  if (is_quantized(dtype)) row_bytes(dtype, rank() > 0 ? dim(rank() - 1) : 1);
   if (bytes() == 0) return;
   const std::shared_ptr<void> memory = allocate_memory(bytes());
   storage_ = memory;
@@ -112,12 +139,13 @@ Tensor Tensor::rows(Index begin, Index end) const {
   for (int i = 1; i < rank(); ++i) row *= dims[static_cast<std::size_t>(i)] = dim(i);
   Tensor t = *this;
   t.shape_ = Shape(std::span<const Index>(dims.data(), static_cast<std::size_t>(rank())));
-  if (data_ != nullptr) t.data_ = static_cast<char*>(data_) + static_cast<std::size_t>(begin * row) * size_of(dtype_);
+  if (data_ != nullptr) t.data_ = static_cast<char*>(data_) + row_bytes(dtype_, begin * row);
   return t;
 }
 
 Tensor Tensor::reshape(Shape shape) const {
   require(shape.numel() == numel(), "cannot view {} as {}", shape_.str(), shape.str());
+  if (is_quantized(dtype_)) row_bytes(dtype_, shape.rank() > 0 ? shape[shape.rank() - 1] : 1);
   Tensor t = *this;
   t.shape_ = shape;
   return t;

@@ -42,6 +42,18 @@ TEST(Tensor, RefusesWrongUse) {
   EXPECT_THROW(view.data<float>(), Error) << "a mapped file must not be written";
 }
 
+TEST(Tensor, QuantizedRowsAreWholeBlocks) {
+  const Tensor a(DType::kQ4_0, {3, 64});
+  EXPECT_EQ(a.bytes(), 3u * 2 * 18);
+  EXPECT_EQ(static_cast<const char*>(a.rows(1, 3).raw()) - static_cast<const char*>(a.raw()), 2 * 18);
+  EXPECT_EQ(a.reshape({6, 32}).bytes(), a.bytes());
+  EXPECT_THROW(a.reshape({12, 16}), Error) << "half a block has no address";
+  EXPECT_THROW(Tensor(DType::kQ6_K, {2, 1408}), Error) << "1408 is no multiple of 256";
+  EXPECT_THROW(size_of(DType::kQ8_0), Error);
+  EXPECT_THROW(a.to(DType::kF32), Error);
+  EXPECT_EQ(row_bytes(DType::kQ6_K, 512), 420u);
+}
+
 TEST(BFloat16, RoundsToNearestEven) {
   const auto round = [](float x) { return static_cast<float>(BFloat16(x)); };
   EXPECT_EQ(round(1.0f), 1.0f);
