@@ -11,11 +11,12 @@ namespace dsmoe {
 namespace {
 
 ops::AttentionShape shape_of(const ModelConfig& c) {
-  return {c.num_attention_heads, c.kv_heads(), c.head_dim(), static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.head_dim())))};
+  return {c.num_attention_heads, c.kv_heads(), c.head_dim(),
+          static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.head_dim())))};
 }
 
-void rotate(Context& ctx, const ModelConfig& c, Tensor& x, const ops::RopeTable& rope, std::span<const std::int32_t> positions,
-            bool inverse = false) {
+void rotate(Context& ctx, const ModelConfig& c, Tensor& x, const ops::RopeTable& rope,
+            std::span<const std::int32_t> positions, bool inverse = false) {
   Tensor heads = x.reshape({x.dim(0), x.dim(1) / c.head_dim(), c.head_dim()});
   ops::apply_rope(ctx, heads, rope, positions, inverse);
 }
@@ -34,13 +35,10 @@ Tensor attention_forward(Context& ctx, const ModelConfig& c, const AttentionWeig
   const Index tokens = h.dim(0), first = cache.length;
   const DType dtype = cache.k[layer].dtype();  // attention is computed in the dtype of the cache
   const std::vector<std::int32_t> positions = count_up(tokens, first, tokens);
-  Tensor q = linear_forward(ctx, h, w.q, h.dtype());
-  Tensor k = linear_forward(ctx, h, w.k, h.dtype());
-  const Tensor v = linear_forward(ctx, h, w.v, h.dtype()).to(dtype);
-  rotate(ctx, c, q, rope, positions);
-  rotate(ctx, c, k, rope, positions);
-  q = q.to(dtype);
-  k = k.to(dtype);
+  std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
+  rotate(ctx, c, qkv[0], rope, positions);
+  rotate(ctx, c, qkv[1], rope, positions);
+  const Tensor q = qkv[0].to(dtype), k = qkv[1].to(dtype), v = qkv[2].to(dtype);
   Tensor k_rows = cache.k[layer].rows(first, first + tokens), v_rows = cache.v[layer].rows(first, first + tokens);
   std::memcpy(k_rows.raw_mutable(), k.raw(), k.bytes());
   std::memcpy(v_rows.raw_mutable(), v.raw(), v.bytes());
@@ -53,9 +51,8 @@ Tensor attention_train(Context& ctx, const ModelConfig& c, const AttentionWeight
                        const Tensor& h, Index sequence_length, AttentionSaved& saved) {
   const Index tokens = h.dim(0);
   const std::vector<std::int32_t> positions = count_up(tokens, 0, sequence_length);
-  saved.q = linear_forward(ctx, h, w.q, h.dtype());
-  saved.k = linear_forward(ctx, h, w.k, h.dtype());
-  saved.v = linear_forward(ctx, h, w.v, h.dtype());
+  std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
+  saved.q = qkv[0], saved.k = qkv[1], saved.v = qkv[2];
   rotate(ctx, c, saved.q, rope, positions);
   rotate(ctx, c, saved.k, rope, positions);
   saved.out = Tensor(h.dtype(), saved.q.shape());

@@ -6,7 +6,8 @@ namespace dsmoe {
 
 ops::Chosen gate_forward(Context& ctx, const MoeConfig& config, const Tensor& x, const Tensor& weight, const Tensor& bias) {
   Tensor logits(DType::kF32, {x.dim(0), config.routed_experts});
-  ops::linear(ctx, x.to(DType::kF32), weight.to(DType::kF32), logits);
+  const DType dtype = x.dtype() == weight.dtype() ? x.dtype() : DType::kF32;
+  ops::linear(ctx, x.to(dtype), weight.to(dtype), logits);
   return ops::route(ctx, config, logits, bias);
 }
 
