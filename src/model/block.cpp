@@ -1,10 +1,31 @@
 #include "model/block.h"
 
+#include <algorithm>
+#include <array>
+
+#include "core/threads.h"
 #include "model/mlp.h"
 #include "ops/elementwise.h"
 #include "ops/rms_norm.h"
 
 namespace dsmoe {
+
+namespace {
+
+// So few that a block's time goes into reading its weights; then it pays that threads fetch while they wait.
+constexpr Index kFewTokens = 4;
+
+void coming_up(Context& ctx, std::initializer_list<const Tensor*> first, std::initializer_list<const Tensor*> then) {
+  constexpr std::size_t kMost = 512 << 10;  // of a tensor: waits are short, and a cache is small
+  std::array<std::span<const std::byte>, ThreadPool::kMaxComing> memory;
+  std::size_t n = 0;
+  for (const auto& list : {first, then})
+    for (const Tensor* t : list)
+      if (n < memory.size()) memory[n++] = {static_cast<const std::byte*>(t->raw()), std::min(kMost, t->bytes())};
+  ctx.pool().coming_up(std::span(memory).first(n));
+}
+
+}  // namespace
 
 Block::Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer)
     : config_(config), w_(weights), layer_(layer) {
@@ -17,9 +38,13 @@ Tensor Block::norm(Context& ctx, const Tensor& x, const Tensor& weight) const {
   return h;
 }
 
-void Block::forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe) const {
+void Block::forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe,
+                    std::initializer_list<const Tensor*> then) const {
   const auto layer = static_cast<std::size_t>(layer_);
+  const ExpertTensors& mlp = moe_ ? w_.moe.shared : w_.mlp;
+  if (x.dim(0) <= kFewTokens) coming_up(ctx, {&w_.o.weight}, {});
   ops::add(ctx, attention_forward(ctx, config_, w_, rope, norm(ctx, x, w_.input_norm), cache, layer), x);
+  if (x.dim(0) <= kFewTokens) coming_up(ctx, {&mlp.gate_proj, &mlp.up_proj}, then);
   const Tensor h = norm(ctx, x, w_.post_attention_norm);
   if (moe_) {
     const MoeForward out = moe_->forward(ctx, h);

@@ -66,7 +66,11 @@ Tensor Transformer::forward(Context& ctx, std::span<const std::int32_t> ids, KvC
   const std::shared_ptr<const ops::RopeTable> table = rope(cache.length + tokens);
   Tensor x(DType::kF32, {tokens, c.hidden_size});
   ops::embedding(ctx, weights_->embedding, ids, x);
-  for (const Block& block : blocks_) block.forward(ctx, *table, x, cache, probe);
+  for (std::size_t l = 0; l < blocks_.size(); ++l) {
+    const LayerTensors<MoeWeights>* next = l + 1 < blocks_.size() ? &weights_->layers[l + 1] : nullptr;
+    next ? blocks_[l].forward(ctx, *table, x, cache, probe, {&next->q.weight, &next->k.weight, &next->v.weight})
+         : blocks_[l].forward(ctx, *table, x, cache, probe, {&weights_->head});
+  }
   cache.length += tokens;
 
   Tensor h(dtype(), {last, c.hidden_size}), logits(DType::kF32, {last, c.vocab_size});
@@ -100,11 +104,12 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
   ops::rms_norm(ctx, x, weights_->final_norm, eps, h);
   for (Index t = 0; t < tokens; t += kHeadTokens) {
     const Index end = std::min(tokens, t + kHeadTokens);
-    Tensor logits(DType::kF32, {end - t, c.vocab_size}), dlogits(dtype(), {end - t, c.vocab_size}), dh_rows = dh.rows(t, end);
+    Tensor logits(DType::kF32, {end - t, c.vocab_size}), dlogits(dtype(), {end - t, c.vocab_size}),
+        dh_rows = dh.rows(t, end);
     ops::linear(ctx, h.rows(t, end), weights_->head, logits);
-    const ops::CrossEntropy loss = ops::cross_entropy(
-        ctx, logits, targets.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(end - t)),
-        /*token_losses=*/nullptr, &dlogits, loss_scale);
+    const ops::CrossEntropy loss =
+        ops::cross_entropy(ctx, logits, targets.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(end - t)),
+                           /*token_losses=*/nullptr, &dlogits, loss_scale);
     result.loss_sum += loss.loss_sum;
     result.count += loss.count;
     ops::linear_backward_weight(ctx, dlogits, h.rows(t, end), grads.head);
