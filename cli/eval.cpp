@@ -37,7 +37,7 @@ std::vector<std::vector<std::int32_t>> read_sequences(const Options& o, const Mo
     for (std::vector<std::int32_t> ids; reader.next(ids);) sequences.push_back(ids);
     return sequences;
   }
-  const Tokenizer tokenizer = Tokenizer::load(o.model.folder);
+  const Tokenizer tokenizer = o.model.tokenizer();
   const std::vector<std::int32_t> start = tokenizer.encode("");
   const auto add = [&](const std::string& text) {
     const std::vector<std::int32_t> ids = tokenizer.encode(text, {.add_bos = false, .add_eos = false, .parse_special = false});

@@ -8,6 +8,7 @@
 
 #include "core/fail.h"
 #include "dsmoe/model_config.h"
+#include "model/gguf_config.h"
 
 namespace dsmoe {
 
@@ -206,6 +207,7 @@ ModelConfig ModelConfig::from_json(std::string_view text, const std::string& sou
 }
 
 ModelConfig ModelConfig::load(const std::filesystem::path& path) {
+  if (io::GgufFile::is_gguf(path)) return config_from_gguf(io::GgufFile::open(path));
   std::error_code ignored;
   const auto file = std::filesystem::is_directory(path, ignored) ? path / "config.json" : path;
   std::ifstream in(file, std::ios::binary);

@@ -4,6 +4,8 @@
 #include <mutex>
 
 #include "core/fail.h"
+#include "model/gguf_config.h"
+#include "model/gguf_weights.h"
 #include "ops/cross_entropy.h"
 #include "ops/embedding.h"
 #include "ops/linear.h"
@@ -34,6 +36,12 @@ Transformer::~Transformer() = default;
 Transformer::Transformer(Transformer&&) noexcept = default;
 
 Transformer Transformer::load(const std::filesystem::path& folder, std::optional<DType> dtype) {
+  if (io::GgufFile::is_gguf(folder)) {
+    const io::GgufFile file = io::GgufFile::open(folder);
+    ModelConfig config = config_from_gguf(file);
+    ModelWeights weights = load_gguf_weights(file, config, dtype);
+    return Transformer(std::move(config), std::move(weights));
+  }
   ModelConfig config = ModelConfig::load(folder);
   ModelWeights weights = load_weights(folder, config, dtype ? *dtype : natural_dtype(folder));
   return Transformer(std::move(config), std::move(weights));

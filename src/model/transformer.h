@@ -28,7 +28,7 @@ class Transformer {
   Transformer(ModelConfig config, ModelWeights weights);
   ~Transformer();
   Transformer(Transformer&&) noexcept;
-  // A Hugging Face folder. Without a dtype, the one the weights are stored in.
+  // A Hugging Face folder or a GGUF file. Without a dtype, as the weights are stored, quantized ones included.
   static Transformer load(const std::filesystem::path& folder, std::optional<DType> dtype = {});
 
   const ModelConfig& config() const { return *config_; }
