@@ -5,6 +5,7 @@
 
 #include "model/linear_layer.h"
 #include "ops/attention.h"
+#include "ops/elementwise.h"
 
 namespace dsmoe {
 
@@ -36,17 +37,17 @@ Tensor attention_forward(Context& ctx, const ModelConfig& c, const AttentionWeig
   const std::vector<std::int32_t> positions = count_up(tokens, first, tokens);
   Tensor q = linear_forward(ctx, h, w.q, h.dtype());
   Tensor k = linear_forward(ctx, h, w.k, h.dtype());
-  const Tensor v = linear_forward(ctx, h, w.v, h.dtype()).to(dtype);
+  const Tensor v = ops::converted(ctx, linear_forward(ctx, h, w.v, h.dtype()), dtype);
   rotate(ctx, c, q, rope, positions);
   rotate(ctx, c, k, rope, positions);
-  q = q.to(dtype);
-  k = k.to(dtype);
+  q = ops::converted(ctx, q, dtype);
+  k = ops::converted(ctx, k, dtype);
   Tensor k_rows = cache.k[layer].rows(first, first + tokens), v_rows = cache.v[layer].rows(first, first + tokens);
   std::memcpy(k_rows.raw_mutable(), k.raw(), k.bytes());
   std::memcpy(v_rows.raw_mutable(), v.raw(), v.bytes());
   Tensor out(dtype, q.shape());
   ops::attention(ctx, shape_of(c), q, cache.k[layer], cache.v[layer], first, out, nullptr);
-  return linear_forward(ctx, out.to(h.dtype()), w.o, DType::kF32);
+  return linear_forward(ctx, ops::converted(ctx, out, h.dtype()), w.o, DType::kF32);
 }
 
 Tensor attention_train(Context& ctx, const ModelConfig& c, const AttentionWeights& w, const ops::RopeTable& rope,
@@ -76,7 +77,7 @@ Tensor attention_backward(Context& ctx, const ModelConfig& c, const AttentionWei
   const std::vector<std::int32_t> positions = count_up(tokens, 0, sequence_length);
   Tensor dout(DType::kF32, saved.out.shape());
   linear_backward(ctx, dy, saved.out, w.o, grads.o, dout, false);
-  const Tensor dout_t = dout.to(h.dtype());
+  const Tensor dout_t = ops::converted(ctx, dout, h.dtype());
   Tensor dq(DType::kF32, saved.q.shape()), dk(DType::kF32, saved.k.shape()), dv(DType::kF32, saved.v.shape());
   for (Index t = 0; t < tokens; t += sequence_length) {
     const Index end = t + sequence_length;
@@ -88,9 +89,9 @@ Tensor attention_backward(Context& ctx, const ModelConfig& c, const AttentionWei
   rotate(ctx, c, dq, rope, positions, /*inverse=*/true);
   rotate(ctx, c, dk, rope, positions, /*inverse=*/true);
   Tensor dh(DType::kF32, h.shape());
-  linear_backward(ctx, dq.to(h.dtype()), h, w.q, grads.q, dh, false);
-  linear_backward(ctx, dk.to(h.dtype()), h, w.k, grads.k, dh, true);
-  linear_backward(ctx, dv.to(h.dtype()), h, w.v, grads.v, dh, true);
+  linear_backward(ctx, ops::converted(ctx, dq, h.dtype()), h, w.q, grads.q, dh, false);
+  linear_backward(ctx, ops::converted(ctx, dk, h.dtype()), h, w.k, grads.k, dh, true);
+  linear_backward(ctx, ops::converted(ctx, dv, h.dtype()), h, w.v, grads.v, dh, true);
   return dh;
 }
 

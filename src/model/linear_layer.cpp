@@ -10,7 +10,7 @@ Tensor linear_forward(Context& ctx, const Tensor& x, const LinearWeights& w, DTy
   Tensor y(biased ? DType::kF32 : dtype, {x.dim(0), w.weight.dim(0)});
   ops::linear(ctx, x, w.weight, y);
   if (biased) ops::add_bias(ctx, w.bias, y);
-  return y.to(dtype);
+  return ops::converted(ctx, y, dtype);
 }
 
 void linear_backward(Context& ctx, const Tensor& dy, const Tensor& x, const LinearWeights& w, LinearWeights& grads,
