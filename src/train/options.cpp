@@ -13,11 +13,9 @@ namespace {
 template <class Options, class Visit>
 void visit_fields(Options& o, Visit&& visit) {
   visit("data", o.data);
-  visit("tokenizer", o.tokenizer);
   visit("field", o.field);
   visit("order", o.order);
-  visit("eval-data", o.eval_data);
-  visit("held-out", o.held_out);
+  visit("holdout", o.holdout);
   visit("strict", o.strict);
   visit("seq-len", o.seq_len);
   visit("seed", o.seed);
@@ -77,7 +75,7 @@ void TrainOptions::validate() const {
   in_range("epsilon", epsilon, 0, 1);
   in_range("bias-update-speed", bias_update_speed, 0, kAny);
   in_range("lora-alpha", lora_alpha, 0, kAny);
-  in_range("held-out", held_out, 0, 1);
+  in_range("holdout", holdout, 0, 0.51);
   parse_schedule(lr_schedule);
   require(order == "shuffle" || order == "sequential", "--order is \"{}\"; choose shuffle or sequential", order);
   require(dtype == "f32" || dtype == "bf16", "--dtype is \"{}\"; choose f32 or bf16", dtype);

@@ -11,15 +11,13 @@
 namespace dsmoe::train {
 
 struct TrainOptions {
-  // Data. What `data` may be, and how it is read, is for whoever opens it to say.
-  std::string data = "builtin";
-  std::string tokenizer;  // a folder or tokenizer.json; empty: the model's
+  // Data: see DataOptions.
+  std::vector<std::string> data = {"builtin"};
   std::string field = "text";
   std::string order = "shuffle";  // or "sequential"
-  std::string eval_data;          // empty: held out of `data`
-  double held_out = 0.02;         // this share of `data`
+  double holdout = 0.01;          // this share of the data is kept for evaluation
   bool strict = false;            // stop at the first bad line
-  Index seq_len = 256;
+  Index seq_len = 128;
   std::uint64_t seed = 0;
 
   Index steps = 1000;
