@@ -56,7 +56,8 @@ struct Routing {
 // Each with its coefficient in it; 0 where the coefficient is.
 struct BalanceLosses {
   double sequence = 0, batch = 0, device = 0;
-  double total() const { return sequence + batch + device; }
+  double router_z = 0;  // not of balance, but of the router's logits; it is added alike
+  double total() const { return sequence + batch + device + router_z; }
 };
 
 struct MoeForward {

@@ -5,6 +5,7 @@
 
 #include "model/linear_layer.h"
 #include "ops/attention.h"
+#include "ops/elementwise.h"
 
 namespace dsmoe {
 
@@ -38,13 +39,14 @@ Tensor attention_forward(Context& ctx, const ModelConfig& c, const AttentionWeig
   std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
   rotate(ctx, c, qkv[0], rope, positions);
   rotate(ctx, c, qkv[1], rope, positions);
-  const Tensor q = qkv[0].to(dtype), k = qkv[1].to(dtype), v = qkv[2].to(dtype);
+  const Tensor q = ops::converted(ctx, qkv[0], dtype), k = ops::converted(ctx, qkv[1], dtype),
+               v = ops::converted(ctx, qkv[2], dtype);
   Tensor k_rows = cache.k[layer].rows(first, first + tokens), v_rows = cache.v[layer].rows(first, first + tokens);
   std::memcpy(k_rows.raw_mutable(), k.raw(), k.bytes());
   std::memcpy(v_rows.raw_mutable(), v.raw(), v.bytes());
   Tensor out(dtype, q.shape());
   ops::attention(ctx, shape_of(c), q, cache.k[layer], cache.v[layer], first, out, nullptr);
-  return linear_forward(ctx, out.to(h.dtype()), w.o, DType::kF32);
+  return linear_forward(ctx, ops::converted(ctx, out, h.dtype()), w.o, DType::kF32);
 }
 
 Tensor attention_train(Context& ctx, const ModelConfig& c, const AttentionWeights& w, const ops::RopeTable& rope,
@@ -73,7 +75,7 @@ Tensor attention_backward(Context& ctx, const ModelConfig& c, const AttentionWei
   const std::vector<std::int32_t> positions = count_up(tokens, 0, sequence_length);
   Tensor dout(DType::kF32, saved.out.shape());
   linear_backward(ctx, dy, saved.out, w.o, grads.o, dout, false);
-  const Tensor dout_t = dout.to(h.dtype());
+  const Tensor dout_t = ops::converted(ctx, dout, h.dtype());
   Tensor dq(DType::kF32, saved.q.shape()), dk(DType::kF32, saved.k.shape()), dv(DType::kF32, saved.v.shape());
   for (Index t = 0; t < tokens; t += sequence_length) {
     const Index end = t + sequence_length;
@@ -85,9 +87,9 @@ Tensor attention_backward(Context& ctx, const ModelConfig& c, const AttentionWei
   rotate(ctx, c, dq, rope, positions, /*inverse=*/true);
   rotate(ctx, c, dk, rope, positions, /*inverse=*/true);
   Tensor dh(DType::kF32, h.shape());
-  linear_backward(ctx, dq.to(h.dtype()), h, w.q, grads.q, dh, false);
-  linear_backward(ctx, dk.to(h.dtype()), h, w.k, grads.k, dh, true);
-  linear_backward(ctx, dv.to(h.dtype()), h, w.v, grads.v, dh, true);
+  linear_backward(ctx, ops::converted(ctx, dq, h.dtype()), h, w.q, grads.q, dh, false);
+  linear_backward(ctx, ops::converted(ctx, dk, h.dtype()), h, w.k, grads.k, dh, true);
+  linear_backward(ctx, ops::converted(ctx, dv, h.dtype()), h, w.v, grads.v, dh, true);
   return dh;
 }
 

@@ -74,16 +74,16 @@ void Block::backward(Context& ctx, const ops::RopeTable& rope, Index sequence_le
                      LayerTensors<MoeGradients>& grads, float aux_scale) const {
   const DType dtype = w_.q.weight.dtype();
   const auto eps = static_cast<float>(config_.rms_norm_eps);
-  const Tensor dmlp = dx.to(dtype);
+  const Tensor dmlp = ops::converted(ctx, dx, dtype);
   const Tensor dh = moe_ ? moe_->backward(ctx, dmlp, saved.moe, grads.moe, aux_scale)
-                         : mlp_backward(ctx, w_.mlp, saved.mlp_input, dmlp, saved.mlp, grads.mlp).to(dtype);
+                         : ops::converted(ctx, mlp_backward(ctx, w_.mlp, saved.mlp_input, dmlp, saved.mlp, grads.mlp), dtype);
   ops::rms_norm_backward(ctx, dh, saved.x_mid, w_.post_attention_norm, eps, dx, grads.post_attention_norm);
 
   // The normed input is recomputed: it is cheap, and need not be kept.
   const Tensor h = norm(ctx, saved.x_in, w_.input_norm);
-  const Tensor dattention =
-      attention_backward(ctx, config_, w_, rope, h, sequence_length, saved.attention, dx.to(dtype), grads).to(dtype);
-  ops::rms_norm_backward(ctx, dattention, saved.x_in, w_.input_norm, eps, dx, grads.input_norm);
+  const Tensor dattention = attention_backward(ctx, config_, w_, rope, h, sequence_length, saved.attention,
+                                               ops::converted(ctx, dx, dtype), grads);
+  ops::rms_norm_backward(ctx, ops::converted(ctx, dattention, dtype), saved.x_in, w_.input_norm, eps, dx, grads.input_norm);
 }
 
 }  // namespace dsmoe

@@ -56,6 +56,10 @@ void visit_fields(Config& c, Visit&& visit) {
   visit("head_dim", c.explicit_head_dim);
   visit("mlp_bias", c.mlp_bias);
   visit("torch_dtype", c.torch_dtype);
+  visit("topk_method", c.topk_method);
+  visit("device_aux_loss_alpha", c.device_aux_loss_alpha);
+  visit("aux_loss_devices", c.aux_loss_devices);
+  visit("router_z_loss_alpha", c.router_z_loss_alpha);
 }
 
 // A value as it may appear in a message: one line, ASCII, short.
@@ -229,7 +233,8 @@ std::string ModelConfig::to_json() const {
   visit_fields(before, [&](const char* field, const auto& value) { unchanged[field] = to_value(value); });
   // A new file has every field, except those of variants while they say nothing. A file that was read keeps its text
   // where the value is the same, so 10000 does not become 10000.0.
-  static const std::set<std::string> kOnlyWhenSet = {"pad_token_id", "head_dim", "mlp_bias", "torch_dtype"};
+  static const std::set<std::string> kOnlyWhenSet = {"pad_token_id",          "head_dim",         "mlp_bias", "torch_dtype", "topk_method",
+                                                "device_aux_loss_alpha", "aux_loss_devices", "router_z_loss_alpha"};
   visit_fields(*this, [&](const char* field, const auto& value) {
     Json now = to_value(value);
     const bool same = now == unchanged[field];

@@ -23,7 +23,7 @@ std::vector<Tensor> linear_forward(Context& ctx, const Tensor& x, std::initializ
   for (std::size_t i = 0; i < y.size(); ++i) {
     const Tensor& bias = layers.begin()[i]->bias;
     if (bias.numel() > 0) ops::add_bias(ctx, bias, y[i]);
-    y[i] = y[i].to(dtype);
+    y[i] = ops::converted(ctx, y[i], dtype);
   }
   return y;
 }

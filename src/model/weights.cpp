@@ -23,6 +23,9 @@ Tensor& ModelTensors<Moe>::at(const Parameter& p) {
     case ParameterKind::kOutputWeight: return layer->o.weight;
     case ParameterKind::kOutputBias: return layer->o.bias;
     case ParameterKind::kRouter: return layer->moe.gate;
+    case ParameterKind::kRouterBias:
+      if constexpr (requires { layer->moe.gate_bias; }) return layer->moe.gate_bias;
+      break;
     case ParameterKind::kExpertGate: return expert().gate_proj;
     case ParameterKind::kExpertUp: return expert().up_proj;
     case ParameterKind::kExpertDown: return expert().down_proj;
@@ -56,7 +59,8 @@ ModelWeights empty_weights(const ModelConfig& config) { return with_room<ModelWe
 
 ModelGradients zero_gradients(const ModelConfig& config) {
   auto g = with_room<ModelGradients>(config);
-  for (const Parameter& p : parameter_list(config)) g.at(p) = Tensor::zeros(DType::kF32, p.shape);
+  for (const Parameter& p : parameter_list(config))
+    if (has_gradient(p.kind)) g.at(p) = Tensor::zeros(DType::kF32, p.shape);
   if (config.tie_word_embeddings) g.head = g.embedding;
   return g;
 }

@@ -6,6 +6,7 @@
 #include "moe/gate.h"
 #include "moe/plan.h"
 #include "moe/weights.h"
+#include "ops/elementwise.h"
 #include "ops/experts.h"
 
 namespace dsmoe {
@@ -80,9 +81,10 @@ Tensor MoeLayer::backward(Context& ctx, const Tensor& dy_in, const MoeForward& f
   const Tensor dscores = balance_backward(config_, saved.chosen, saved.sequence_length, aux_scale);
 
   Tensor dx(DType::kF32, dy.shape());
-  gate_backward(ctx, config_, saved.x, weights_.gate, saved.chosen, dchosen, dscores, grads.gate, dx);
+  gate_backward(ctx, config_, saved.x, weights_.gate, saved.chosen, dchosen, dscores,
+                router_z_backward(config_, saved.chosen, aux_scale), grads.gate, dx);
   ops::experts_gate_up_backward(ctx, experts, plan.view(), d, dx);
-  return dx.to(dy.dtype()).reshape(dy_in.shape());
+  return ops::converted(ctx, dx, dy.dtype()).reshape(dy_in.shape());
 }
 
 }  // namespace dsmoe

@@ -27,6 +27,16 @@ struct Pieces {
   Index count = 0, length = 0, stride = 0;
 };
 
+// One step of AdamW for all numbers alike, with everything that does not depend on the number worked out.
+struct AdamStep {
+  float grad_scale;    // clipping
+  float beta1, beta2;  // of the moments
+  float keep;          // 1 - learning rate * weight decay; 1 where there is none
+  float rate;          // learning rate / (1 - beta1^t)
+  float root_scale;    // 1 / sqrt(1 - beta2^t)
+  float epsilon;
+};
+
 struct KernelTable {
   const char* name;
   int mr;         // rows of the largest tile
@@ -87,6 +97,9 @@ struct KernelTable {
   // ds = scale * p * (dp - mean): from the gradient of probabilities to that of their logits, which are scaled.
   void (*softmax_backward)(Index n, float scale, float mean, const float* p, const float* dp, float* ds);
   void (*sigmoid)(Index n, const float* x, float* y);
+  // m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g², w = keep w - rate m / (root_scale sqrt(v) + epsilon) with
+  // g = grad_scale * gradient. The gradient becomes zero; w is rounded to `stored` as well, unless that is null.
+  void (*adamw)(Index n, const AdamStep& step, float* gradient, float* m, float* v, float* w, std::uint16_t* stored);
   float (*largest)(Index n, const float* x);  // -infinity for none; may pass over NaN
   // y = e^(scale * (x - shift)); returns the sum, one per SIMD lane, then a fixed tree. NaN gives infinity.
   float (*exp_shifted)(Index n, float scale, float shift, const float* x, float* y);
