@@ -17,12 +17,13 @@ Tensor Block::norm(Context& ctx, const Tensor& x, const Tensor& weight) const {
   return h;
 }
 
-void Block::forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe) const {
+void Block::forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe,
+                    const RoutingOverrides* overrides) const {
   const auto layer = static_cast<std::size_t>(layer_);
   ops::add(ctx, attention_forward(ctx, config_, w_, rope, norm(ctx, x, w_.input_norm), cache, layer), x);
   const Tensor h = norm(ctx, x, w_.post_attention_norm);
   if (moe_) {
-    const MoeForward out = moe_->forward(ctx, h);
+    const MoeForward out = moe_->forward(ctx, h, {.overrides = overrides});
     if (probe) probe(layer_, out.routing);
     ops::add(ctx, out.y, x);
   } else {

@@ -28,7 +28,8 @@ class Block {
  public:
   Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer);
 
-  void forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe) const;
+  void forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe,
+               const RoutingOverrides* overrides = nullptr) const;
 
   // Over sequences of S tokens; the balance losses are in saved.moe.losses.
   void train(Context& ctx, const ops::RopeTable& rope, Tensor& x, Index sequence_length, BlockSaved& saved) const;

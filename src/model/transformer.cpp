@@ -55,7 +55,7 @@ std::shared_ptr<const ops::RopeTable> Transformer::rope(Index length) const {
 }
 
 Tensor Transformer::forward(Context& ctx, std::span<const std::int32_t> ids, KvCache& cache, Index last,
-                            const RoutingProbe& probe) const {
+                            const RoutingProbe& probe, const RoutingOverrides* overrides) const {
   const auto tokens = static_cast<Index>(ids.size());
   require(tokens > 0, "no tokens to run");
   require(last >= 0 && last <= tokens, "logits of {} tokens asked for, {} given", last, tokens);
@@ -66,7 +66,7 @@ Tensor Transformer::forward(Context& ctx, std::span<const std::int32_t> ids, KvC
   const std::shared_ptr<const ops::RopeTable> table = rope(cache.length + tokens);
   Tensor x(DType::kF32, {tokens, c.hidden_size});
   ops::embedding(ctx, weights_->embedding, ids, x);
-  for (const Block& block : blocks_) block.forward(ctx, *table, x, cache, probe);
+  for (const Block& block : blocks_) block.forward(ctx, *table, x, cache, probe, overrides);
   cache.length += tokens;
 
   Tensor h(dtype(), {last, c.hidden_size}), logits(DType::kF32, {last, c.vocab_size});
