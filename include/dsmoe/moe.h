@@ -69,9 +69,12 @@ struct MoeForward {
   std::shared_ptr<const Saved> saved;  // what backward needs; only in training
 };
 
+struct RoutingOverrides;
+
 struct MoeForwardOptions {
   bool training = false;      // compute balance losses and keep what backward needs
   Index sequence_length = 0;  // for x [T, D] that holds several sequences; 0: one sequence. Known for x [B, S, D].
+  const RoutingOverrides* overrides = nullptr;  // routing_overrides.h; refused in training
 };
 
 class MoeLayer {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 
+#include "dsmoe/routing_overrides.h"
 #include "model/transformer.h"
 
 namespace dsmoe {
@@ -27,6 +29,7 @@ class Evaluator {
 
   void add(std::span<const std::int32_t> sequence, const LogitSink& sink = {});
   void set_probe(RoutingProbe probe) { probe_ = std::move(probe); }
+  void set_overrides(RoutingOverrides overrides) { overrides_ = std::move(overrides); }
   const Evaluation& result() const { return result_; }
 
  private:
@@ -34,6 +37,7 @@ class Evaluator {
   const Transformer& model_;
   DType cache_dtype_;
   RoutingProbe probe_;
+  std::optional<RoutingOverrides> overrides_;
   Evaluation result_;
 };
 

@@ -39,7 +39,7 @@ Tensor Block::norm(Context& ctx, const Tensor& x, const Tensor& weight) const {
 }
 
 void Block::forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe,
-                    std::initializer_list<const Tensor*> then) const {
+                    const RoutingOverrides* overrides, std::initializer_list<const Tensor*> then) const {
   const auto layer = static_cast<std::size_t>(layer_);
   const ExpertTensors& mlp = moe_ ? w_.moe.shared : w_.mlp;
   if (x.dim(0) <= kFewTokens) coming_up(ctx, {&w_.o.weight}, {});
@@ -47,7 +47,7 @@ void Block::forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache
   if (x.dim(0) <= kFewTokens) coming_up(ctx, {&mlp.gate_proj, &mlp.up_proj}, then);
   const Tensor h = norm(ctx, x, w_.post_attention_norm);
   if (moe_) {
-    const MoeForward out = moe_->forward(ctx, h);
+    const MoeForward out = moe_->forward(ctx, h, {.overrides = overrides});
     if (probe) probe(layer_, out.routing);
     ops::add(ctx, out.y, x);
   } else {
@@ -75,8 +75,9 @@ void Block::backward(Context& ctx, const ops::RopeTable& rope, Index sequence_le
   const DType dtype = w_.q.weight.dtype();
   const auto eps = static_cast<float>(config_.rms_norm_eps);
   const Tensor dmlp = ops::converted(ctx, dx, dtype);
-  const Tensor dh = moe_ ? moe_->backward(ctx, dmlp, saved.moe, grads.moe, aux_scale)
-                         : ops::converted(ctx, mlp_backward(ctx, w_.mlp, saved.mlp_input, dmlp, saved.mlp, grads.mlp), dtype);
+  const Tensor dh =
+      moe_ ? moe_->backward(ctx, dmlp, saved.moe, grads.moe, aux_scale)
+           : ops::converted(ctx, mlp_backward(ctx, w_.mlp, saved.mlp_input, dmlp, saved.mlp, grads.mlp), dtype);
   ops::rms_norm_backward(ctx, dh, saved.x_mid, w_.post_attention_norm, eps, dx, grads.post_attention_norm);
 
   // The normed input is recomputed: it is cheap, and need not be kept.

@@ -31,7 +31,7 @@ class Block {
 
   // `then` are weights that are read after this block: hints for threads that wait.
   void forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe,
-               std::initializer_list<const Tensor*> then) const;
+               const RoutingOverrides* overrides, std::initializer_list<const Tensor*> then) const;
 
   // Over sequences of S tokens; the balance losses are in saved.moe.losses.
   void train(Context& ctx, const ops::RopeTable& rope, Tensor& x, Index sequence_length, BlockSaved& saved) const;

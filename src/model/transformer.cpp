@@ -64,7 +64,7 @@ std::shared_ptr<const ops::RopeTable> Transformer::rope(Index length) const {
 }
 
 Tensor Transformer::forward(Context& ctx, std::span<const std::int32_t> ids, KvCache& cache, Index last,
-                            const RoutingProbe& probe) const {
+                            const RoutingProbe& probe, const RoutingOverrides* overrides) const {
   const auto tokens = static_cast<Index>(ids.size());
   require(tokens > 0, "no tokens to run");
   require(last >= 0 && last <= tokens, "logits of {} tokens asked for, {} given", last, tokens);
@@ -77,8 +77,8 @@ Tensor Transformer::forward(Context& ctx, std::span<const std::int32_t> ids, KvC
   ops::embedding(ctx, weights_->embedding, ids, x);
   for (std::size_t l = 0; l < blocks_.size(); ++l) {
     const LayerTensors<MoeWeights>* next = l + 1 < blocks_.size() ? &weights_->layers[l + 1] : nullptr;
-    next ? blocks_[l].forward(ctx, *table, x, cache, probe, {&next->q.weight, &next->k.weight, &next->v.weight})
-         : blocks_[l].forward(ctx, *table, x, cache, probe, {&weights_->head});
+    next ? blocks_[l].forward(ctx, *table, x, cache, probe, overrides, {&next->q.weight, &next->k.weight, &next->v.weight})
+         : blocks_[l].forward(ctx, *table, x, cache, probe, overrides, {&weights_->head});
   }
   cache.length += tokens;
 

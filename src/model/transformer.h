@@ -41,7 +41,7 @@ class Transformer {
 
   // Appends the tokens to the cache and returns the logits of the last `last` of them, f32 [last, V].
   Tensor forward(Context& ctx, std::span<const std::int32_t> ids, KvCache& cache, Index last = 1,
-                 const RoutingProbe& probe = {}) const;
+                 const RoutingProbe& probe = {}, const RoutingOverrides* overrides = nullptr) const;
 
   // ids and targets hold sequences of `sequence_length` one after another. The gradients are those of
   // loss_scale * sum of the losses + aux_scale * sum of the balance losses, added to grads. With recompute only the

@@ -40,10 +40,12 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   const Index tokens = x.dim(0);
   const Index sequence = x_in.rank() == 3 ? x_in.dim(1) : options.sequence_length > 0 ? options.sequence_length : tokens;
   require(tokens == 0 || tokens % sequence == 0, "{} tokens are no whole number of sequences of {}", tokens, sequence);
-  const ops::ExpertWeights experts = expert_list(config_, weights_);
+  require(!options.training || options.overrides == nullptr, "routing overrides are for inference, not for training");
+  const MoeConfig config = options.overrides ? options.overrides->apply(config_) : config_;
+  const ops::ExpertWeights experts = expert_list(config, weights_);
 
-  const ops::Chosen chosen = gate_forward(ctx, config_, x, weights_.gate, weights_.gate_bias);
-  Plan plan = make_plan(config_, chosen);
+  const ops::Chosen chosen = gate_forward(ctx, config, x, weights_.gate, weights_.gate_bias, options.overrides);
+  Plan plan = make_plan(config, chosen);
   ops::ExpertActivations kept;
   Tensor h(x.dtype(), {plan.rows(), config_.expert_size});  // [R, F]
   ops::experts_gate_up(ctx, experts, plan.view(), x, h, options.training ? &kept : nullptr);
