@@ -185,7 +185,7 @@ TEST(TokenCache, LeftoversOfKilledBuildsGo) {
 TEST(TokenCache, SurvivesBeingKilled) {
   TestData t;
   std::string text;
-  for (int i = 0; i < 20000; ++i) text += "some words and the number " + std::to_string(i) + "\n";
+  for (int i = 0; i < 6000; ++i) text += "some words and the number " + std::to_string(i) + "\n";
   for (int i = 0; i < 4; ++i) t.file(std::to_string(i) + ".txt", text);
   const fs::path path = t.open().report.cache;
   const std::string want = io::read_bytes(path);
@@ -201,7 +201,7 @@ TEST(TokenCache, SurvivesBeingKilled) {
       }
       _exit(0);
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(500 + 4000 * i));
+    std::this_thread::sleep_for(std::chrono::microseconds(500 + 1500 * i));
     kill(child, SIGKILL);
     int status = 0;
     waitpid(child, &status, 0);
