@@ -159,7 +159,7 @@ class Bench {
   }
 
   // Of the products that most of the weights go through.
-  double peak() { return cpu::peak_flops(ctx_, is_quantized(work_.stored) ? DType::kF32 : model_.dtype(), 0.02); }
+  double peak() { return cpu::peak_flops(ctx_, is_quantized(work_.stored) ? work_.stored : model_.dtype(), 0.02); }
 
   void print_as_json() const {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();

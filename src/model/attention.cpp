@@ -1,10 +1,10 @@
 #include "model/attention.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "model/linear_layer.h"
 #include "ops/attention.h"
+#include "ops/elementwise.h"
 
 namespace dsmoe {
 
@@ -18,6 +18,13 @@ void rotate(Context& ctx, const ModelConfig& c, Tensor& x, const ops::RopeTable&
             bool inverse = false) {
   Tensor heads = x.reshape({x.dim(0), x.dim(1) / c.head_dim(), c.head_dim()});
   ops::apply_rope(ctx, heads, rope, positions, inverse);
+}
+
+Tensor converted(Context& ctx, const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  Tensor y(dtype, x.shape());
+  ops::convert(ctx, x, y);
+  return y;
 }
 
 // Positions first, first + 1, ..., starting again after `length`.
@@ -36,17 +43,16 @@ Tensor attention_forward(Context& ctx, const ModelConfig& c, const AttentionWeig
   const std::vector<std::int32_t> positions = count_up(tokens, first, tokens);
   Tensor q = linear_forward(ctx, h, w.q, h.dtype());
   Tensor k = linear_forward(ctx, h, w.k, h.dtype());
-  const Tensor v = linear_forward(ctx, h, w.v, h.dtype()).to(dtype);
+  const Tensor v = linear_forward(ctx, h, w.v, h.dtype());
   rotate(ctx, c, q, rope, positions);
   rotate(ctx, c, k, rope, positions);
-  q = q.to(dtype);
-  k = k.to(dtype);
   Tensor k_rows = cache.k[layer].rows(first, first + tokens), v_rows = cache.v[layer].rows(first, first + tokens);
-  std::memcpy(k_rows.raw_mutable(), k.raw(), k.bytes());
-  std::memcpy(v_rows.raw_mutable(), v.raw(), v.bytes());
+  ops::convert(ctx, k, k_rows);
+  ops::convert(ctx, v, v_rows);
+  q = converted(ctx, q, dtype);
   Tensor out(dtype, q.shape());
   ops::attention(ctx, shape_of(c), q, cache.k[layer], cache.v[layer], first, out, nullptr);
-  return linear_forward(ctx, out.to(h.dtype()), w.o, DType::kF32);
+  return linear_forward(ctx, converted(ctx, out, h.dtype()), w.o, DType::kF32);
 }
 
 Tensor attention_train(Context& ctx, const ModelConfig& c, const AttentionWeights& w, const ops::RopeTable& rope,

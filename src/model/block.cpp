@@ -6,13 +6,13 @@
 
 namespace dsmoe {
 
-Block::Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer)
-    : config_(config), w_(weights), layer_(layer) {
+Block::Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer, DType dtype)
+    : config_(config), w_(weights), layer_(layer), dtype_(dtype) {
   if (config.is_moe_layer(layer)) moe_.emplace(config.moe(layer), weights.moe);
 }
 
 Tensor Block::norm(Context& ctx, const Tensor& x, const Tensor& weight) const {
-  Tensor h(w_.q.weight.dtype(), x.shape());
+  Tensor h(dtype_, x.shape());
   ops::rms_norm(ctx, x, weight, static_cast<float>(config_.rms_norm_eps), h);
   return h;
 }
@@ -47,7 +47,7 @@ void Block::train(Context& ctx, const ops::RopeTable& rope, Tensor& x, Index seq
 
 void Block::backward(Context& ctx, const ops::RopeTable& rope, Index sequence_length, const BlockSaved& saved, Tensor& dx,
                      LayerTensors<MoeGradients>& grads, float aux_scale) const {
-  const DType dtype = w_.q.weight.dtype();
+  const DType dtype = dtype_;
   const auto eps = static_cast<float>(config_.rms_norm_eps);
   const Tensor dmlp = dx.to(dtype);
   const Tensor dh = moe_ ? moe_->backward(ctx, dmlp, saved.moe, grads.moe, aux_scale)

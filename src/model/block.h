@@ -26,7 +26,8 @@ struct BlockSaved {
 
 class Block {
  public:
-  Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer);
+  // `dtype`: that of the activations.
+  Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer, DType dtype);
 
   void forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe) const;
 
@@ -42,6 +43,7 @@ class Block {
   const ModelConfig& config_;
   const LayerTensors<MoeWeights>& w_;
   Index layer_;
+  DType dtype_;
   std::optional<MoeLayer> moe_;
 };
 

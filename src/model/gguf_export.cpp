@@ -11,6 +11,7 @@
 #include "io/gguf_writer.h"
 #include "model/gguf_config.h"
 #include "model/gguf_rows.h"
+#include "ops/mixed.h"
 
 namespace dsmoe {
 
@@ -83,7 +84,7 @@ class RowConverter {
             std::memcpy(to, row(r), bytes);
             continue;
           }
-          read_row(from, row(r), numbers);
+          ops::to_floats(from, row(r), numbers);
           write_row(spec.dtype, numbers, to);
         }
       });

@@ -1,5 +1,7 @@
 // One layer, in the order in which a token passes it: gate, plan, gate/up products, down products and sum.
 // Backward reads the same steps from the end.
+#include <algorithm>
+
 #include "core/fail.h"
 #include "dsmoe/moe.h"
 #include "moe/balance.h"
@@ -42,9 +44,11 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   const ops::ExpertWeights experts = expert_list(config_, weights_);
 
   const ops::Chosen chosen = gate_forward(ctx, config_, x, weights_.gate, weights_.gate_bias);
-  Plan plan = make_plan(config_, chosen);
+  const bool mixed = !experts.forms.empty();  // quantized weights: the shared experts are one wide one
+  require(!mixed || !options.training, "quantized weights cannot be trained; load the model in f32 or bf16");
+  Plan plan = make_plan(config_, chosen, mixed ? std::min<Index>(1, config_.shared_experts) : config_.shared_experts);
   ops::ExpertActivations kept;
-  Tensor h(x.dtype(), {plan.rows(), config_.expert_size});  // [R, F]
+  Tensor h(x.dtype(), {tokens * config_.slots(), config_.expert_size});  // [R, F]
   ops::experts_gate_up(ctx, experts, plan.view(), x, h, options.training ? &kept : nullptr);
 
   MoeForward out;

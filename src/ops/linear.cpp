@@ -1,14 +1,15 @@
 #include "ops/linear.h"
 
 #include "core/fail.h"
+#include "ops/mixed.h"
 
 namespace dsmoe::ops {
 
 namespace {
 
 void check(const char* op, const Tensor& rows, const Tensor& w, Index inner) {
-  require(rows.rank() == 2 && w.rank() == 2 && rows.dim(1) == inner, "[{}] shapes {} and {} do not fit", op,
-          rows.shape(), w.shape());
+  require(rows.rank() == 2 && w.rank() == 2 && rows.dim(1) == inner, "[{}] shapes {} and {} do not fit", op, rows.shape(),
+          w.shape());
   require(rows.dtype() == w.dtype() && (w.dtype() == DType::kF32 || w.dtype() == DType::kBF16),
           "[{}] operands must both be f32 or both bf16, got {} and {}", op, to_string(rows.dtype()), to_string(w.dtype()));
 }
@@ -16,6 +17,13 @@ void check(const char* op, const Tensor& rows, const Tensor& w, Index inner) {
 }  // namespace
 
 void linear(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y) {
+  if (x.dtype() == DType::kF32 && (is_quantized(w.dtype()) || w.dtype() == DType::kF16 || w.dtype() == DType::kBF16)) {
+    require(x.rank() == 2 && w.rank() == 2 && x.dim(1) == w.dim(1), "[linear] shapes {} and {} do not fit", x.shape(),
+            w.shape());
+    require(y.shape() == Shape({x.dim(0), w.dim(0)}) && y.dtype() == DType::kF32,
+            "[linear] output is {} {}, expected f32 [{}, {}]", to_string(y.dtype()), y.shape(), x.dim(0), w.dim(0));
+    return ctx.backend() == Backend::kRef ? ref::linear_mixed(x, w, y) : cpu::linear_mixed(ctx, x, w, y);
+  }
   check("linear", x, w, w.dim(1));
   require(y.shape() == Shape({x.dim(0), w.dim(0)}), "[linear] output is {}, expected [{}, {}]", y.shape(), x.dim(0),
           w.dim(0));
