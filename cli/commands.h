@@ -20,6 +20,7 @@ void add_eval(CLI::App& program);
 void add_tokenize(CLI::App& program);
 void add_convert(CLI::App& program);
 void add_quantize(CLI::App& program);
+void add_tokenizer(CLI::App& program);
 void add_bench(CLI::App& program);
 
 // In the order of --help.
@@ -33,6 +34,7 @@ inline constexpr void (*kCommands[])(CLI::App&) = {
     add_tokenize,
     add_convert,
     add_quantize,
+    add_tokenizer,
     add_bench,
 };
 

@@ -23,7 +23,8 @@ struct ExpertTensors {
   Tensor gate_proj, up_proj, down_proj;
 };
 
-// Weights, all f32 or all bf16 (the gate and its bias may be f32 beside bf16 experts).
+// Weights, all f32 or all bf16 (the gate and its bias may be f32 beside bf16 experts); or f16 and quantized, each matrix in
+// a type of its own, with f32 activations and forward only.
 struct MoeWeights {
   Tensor gate;                        // [E, D]
   Tensor gate_bias;                   // [E] f32, only with MoeConfig::selection_bias
@@ -84,7 +85,7 @@ class MoeLayer {
   const MoeConfig& config() const { return config_; }
   const MoeWeights& weights() const { return weights_; }
 
-  // x [T, D] or [B, S, D], in the dtype of the experts.
+  // x [T, D] or [B, S, D], in the dtype of the experts (f32 for f16 and quantized ones).
   MoeForward forward(Context& ctx, const Tensor& x, const MoeForwardOptions& options = {}) const;
 
   // The gradient of <y, dy> + aux_scale * losses.total(): adds to grads and returns dx.

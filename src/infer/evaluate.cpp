@@ -22,7 +22,7 @@ void Evaluator::add(std::span<const std::int32_t> sequence, const LogitSink& sin
                                    probe_, overrides_ ? &*overrides_ : nullptr);
     if (sink) sink(logits);
     std::vector<std::int32_t> targets(static_cast<std::size_t>(n), ops::kIgnoredTarget);
-    for (Index i = 0; i < n && t + i + 1 < length; ++i)
+    for (Index i = std::max<Index>(0, first_ - t - 1); i < n && t + i + 1 < length; ++i)
       targets[static_cast<std::size_t>(i)] = sequence[static_cast<std::size_t>(t + i + 1)];
     const ops::CrossEntropy loss = ops::cross_entropy(ctx_, logits, targets);
     result_.loss_sum += loss.loss_sum;

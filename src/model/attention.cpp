@@ -1,7 +1,6 @@
 #include "model/attention.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "model/linear_layer.h"
 #include "ops/attention.h"
@@ -39,11 +38,10 @@ Tensor attention_forward(Context& ctx, const ModelConfig& c, const AttentionWeig
   std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
   rotate(ctx, c, qkv[0], rope, positions);
   rotate(ctx, c, qkv[1], rope, positions);
-  const Tensor q = ops::converted(ctx, qkv[0], dtype), k = ops::converted(ctx, qkv[1], dtype),
-               v = ops::converted(ctx, qkv[2], dtype);
   Tensor k_rows = cache.k[layer].rows(first, first + tokens), v_rows = cache.v[layer].rows(first, first + tokens);
-  std::memcpy(k_rows.raw_mutable(), k.raw(), k.bytes());
-  std::memcpy(v_rows.raw_mutable(), v.raw(), v.bytes());
+  ops::convert(ctx, qkv[1], k_rows);
+  ops::convert(ctx, qkv[2], v_rows);
+  const Tensor q = ops::converted(ctx, qkv[0], dtype);
   Tensor out(dtype, q.shape());
   ops::attention(ctx, shape_of(c), q, cache.k[layer], cache.v[layer], first, out, nullptr);
   return linear_forward(ctx, ops::converted(ctx, out, h.dtype()), w.o, DType::kF32);

@@ -27,13 +27,13 @@ void coming_up(Context& ctx, std::initializer_list<const Tensor*> first, std::in
 
 }  // namespace
 
-Block::Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer)
-    : config_(config), w_(weights), layer_(layer) {
+Block::Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer, DType dtype)
+    : config_(config), w_(weights), layer_(layer), dtype_(dtype) {
   if (config.is_moe_layer(layer)) moe_.emplace(config.moe(layer), weights.moe);
 }
 
 Tensor Block::norm(Context& ctx, const Tensor& x, const Tensor& weight) const {
-  Tensor h(w_.q.weight.dtype(), x.shape());
+  Tensor h(dtype_, x.shape());
   ops::rms_norm(ctx, x, weight, static_cast<float>(config_.rms_norm_eps), h);
   return h;
 }
@@ -72,7 +72,7 @@ void Block::train(Context& ctx, const ops::RopeTable& rope, Tensor& x, Index seq
 
 void Block::backward(Context& ctx, const ops::RopeTable& rope, Index sequence_length, const BlockSaved& saved, Tensor& dx,
                      LayerTensors<MoeGradients>& grads, float aux_scale) const {
-  const DType dtype = w_.q.weight.dtype();
+  const DType dtype = dtype_;
   const auto eps = static_cast<float>(config_.rms_norm_eps);
   const Tensor dmlp = ops::converted(ctx, dx, dtype);
   const Tensor dh =

@@ -27,7 +27,8 @@ struct BlockSaved {
 
 class Block {
  public:
-  Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer);
+  // `dtype`: that of the activations.
+  Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer, DType dtype);
 
   // `then` are weights that are read after this block: hints for threads that wait.
   void forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe,
@@ -45,6 +46,7 @@ class Block {
   const ModelConfig& config_;
   const LayerTensors<MoeWeights>& w_;
   Index layer_;
+  DType dtype_;
   std::optional<MoeLayer> moe_;
 };
 

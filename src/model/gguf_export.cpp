@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <map>
 
 #include "core/fail.h"
@@ -10,6 +11,7 @@
 #include "io/gguf_writer.h"
 #include "model/gguf_config.h"
 #include "model/gguf_rows.h"
+#include "ops/mixed.h"
 
 namespace dsmoe {
 
@@ -58,7 +60,8 @@ class Output {
   io::GgufWriter writer_;
 };
 
-// Rows [0, rows) through f32, in pieces; row(r) is where the row that comes r-th in the file is stored.
+// Rows [0, rows) in pieces, through f32 where the storage changes; row(r) is where the row that comes r-th in the file is
+// stored.
 class RowConverter {
  public:
   RowConverter(Context& ctx, Output& out) : ctx_(ctx), out_(out), scratch_(static_cast<std::size_t>(ctx.pool().size())) {}
@@ -76,8 +79,13 @@ class RowConverter {
         numbers.resize(static_cast<std::size_t>(columns));
         const Index end = std::min(last, first + (task + 1) * per_task);
         for (Index r = first + task * per_task; r < end; ++r) {
-          read_row(from, row(r), numbers);
-          write_row(spec.dtype, numbers, piece_.data() + static_cast<std::size_t>(r - first) * bytes);
+          std::byte* const to = piece_.data() + static_cast<std::size_t>(r - first) * bytes;
+          if (from == spec.dtype) {
+            std::memcpy(to, row(r), bytes);
+            continue;
+          }
+          ops::to_floats(from, row(r), numbers);
+          write_row(spec.dtype, numbers, to);
         }
       });
       out_.append(spec.name, piece_);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/fail.h"
+#include "ops/mixed.h"
 #include "ops/quantize.h"
 
 namespace dsmoe {
@@ -14,18 +15,6 @@ namespace {
 constexpr float kHalfOverflow = 65520.0f;  // from here on rounding gives infinity
 
 }  // namespace
-
-void read_row(DType dtype, const void* from, std::span<float> to) {
-  const auto convert = [&](const auto* numbers) {
-    for (std::size_t i = 0; i < to.size(); ++i) to[i] = static_cast<float>(numbers[i]);
-  };
-  switch (dtype) {
-    case DType::kF32: std::memcpy(to.data(), from, to.size_bytes()); break;
-    case DType::kBF16: convert(static_cast<const BFloat16*>(from)); break;
-    case DType::kF16: convert(static_cast<const Float16*>(from)); break;
-    default: ops::dequantize_row(dtype, from, to);
-  }
-}
 
 void write_row(DType dtype, std::span<const float> from, void* to) {
   if (dtype == DType::kF32) {
@@ -49,7 +38,7 @@ Tensor to_plain(const Tensor& t, DType dtype) {
   const Index columns = t.rank() == 0 ? 1 : t.dim(t.rank() - 1), rows = columns == 0 ? 0 : t.numel() / columns;
   std::vector<float> row(static_cast<std::size_t>(columns));
   for (Index r = 0; r < rows; ++r) {
-    read_row(t.dtype(), static_cast<const char*>(t.raw()) + row_bytes(t.dtype(), r * columns), row);
+    ops::to_floats(t.dtype(), static_cast<const char*>(t.raw()) + row_bytes(t.dtype(), r * columns), row);
     write_row(dtype, row, static_cast<char*>(out.raw_mutable()) + row_bytes(dtype, r * columns));
   }
   return out;

@@ -1,4 +1,4 @@
-// One row of numbers from and to any storage of a GGUF file.
+// Numbers to any storage of a GGUF file.
 #pragma once
 
 #include <span>
@@ -7,8 +7,8 @@
 
 namespace dsmoe {
 
-void read_row(DType dtype, const void* from, std::span<float> to);
-// Rounds to nearest. Throws Error for numbers that the storage has no place for (infinite, NaN, too large for f16).
+// One row; ops::to_floats is the reverse. Rounds to nearest. Throws Error for numbers that the storage has no place for
+// (infinite, NaN, too large for f16).
 void write_row(DType dtype, std::span<const float> from, void* to);
 
 // The whole tensor as f32, bf16 or f16; the same handle when nothing changes.

@@ -85,7 +85,7 @@ ModelWeights load_gguf_weights(const io::GgufFile& file, const ModelConfig& conf
         continue;
       }
       const Tensor tensor = gguf_parameter(file, t, i);
-      const bool as_it_is = is_quantized(tensor.dtype()) && !dtype;
+      const bool as_it_is = !dtype && is_matrix(t.kind) && (is_quantized(tensor.dtype()) || tensor.dtype() == DType::kF16);
       w.at(p) = as_it_is ? tensor : to_plain(tensor, is_matrix(t.kind) ? compute : DType::kF32);
     }
     // The rows of the copy are used from now on; without this the map's would stay in memory beside them.

@@ -9,8 +9,8 @@
 
 namespace dsmoe {
 
-// Tensors stay in the mapped file, quantized ones as they are, experts as slices of the stacked ones. Copied are the
-// query and key projections, whose rows are put back into a checkpoint's order, and f16 numbers, which become f32.
+// Tensors stay in the mapped file, quantized and f16 ones as they are, experts as slices of the stacked ones. Copied are
+// the query and key projections, whose rows are put back into a checkpoint's order.
 // With a dtype everything is converted to it. Missing, unexpected, misshaped and mistyped tensors are refused by name.
 ModelWeights load_gguf_weights(const io::GgufFile& file, const ModelConfig& config, std::optional<DType> dtype = {});
 

@@ -27,10 +27,13 @@ struct Transformer::RopeCache {
 };
 
 Transformer::Transformer(ModelConfig config, ModelWeights weights)
-    : config_(new ModelConfig(std::move(config))), weights_(new ModelWeights(std::move(weights))), rope_(new RopeCache) {
+    : config_(new ModelConfig(std::move(config))),
+      weights_(new ModelWeights(std::move(weights))),
+      dtype_(activation_dtype(*weights_)),
+      rope_(new RopeCache) {
   config_->validate();
   for (Index l = 0; l < config_->num_hidden_layers; ++l)
-    blocks_.emplace_back(*config_, weights_->layers[static_cast<std::size_t>(l)], l);
+    blocks_.emplace_back(*config_, weights_->layers[static_cast<std::size_t>(l)], l, dtype_);
 }
 
 Transformer::~Transformer() = default;
@@ -131,6 +134,7 @@ std::span<const std::int32_t> part(std::span<const std::int32_t> all, Index firs
 LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::int32_t> ids,
                                            std::span<const std::int32_t> targets, Index sequence_length, float loss_scale,
                                            float aux_scale, ModelGradients& grads, bool recompute) const {
+  require(trainable(*weights_), "quantized weights cannot be trained; load the model in f32 or bf16");
   const ModelConfig& c = *config_;
   Tensor x = embed(ctx, ids, targets, sequence_length);
   const Index tokens = x.dim(0), model = c.hidden_size;

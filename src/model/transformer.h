@@ -37,7 +37,7 @@ class Transformer {
 
   const ModelConfig& config() const { return *config_; }
   ModelWeights& weights() { return *weights_; }
-  DType dtype() const { return weights_->embedding.dtype(); }
+  DType dtype() const { return dtype_; }  // of the activations
 
   // Appends the tokens to the cache and returns the logits of the last `last` of them, f32 [last, V].
   Tensor forward(Context& ctx, std::span<const std::int32_t> ids, KvCache& cache, Index last = 1,
@@ -62,6 +62,7 @@ class Transformer {
   // Behind pointers, since the blocks refer to them and a Transformer may be moved.
   std::unique_ptr<ModelConfig> config_;
   std::unique_ptr<ModelWeights> weights_;
+  DType dtype_;
   std::vector<Block> blocks_;
 
   // Rotations are the same for every text unless they are scaled by its length: made once, and again when a text

@@ -43,6 +43,11 @@ using ModelGradients = ModelTensors<MoeGradients>;
 extern template struct ModelTensors<MoeWeights>;
 extern template struct ModelTensors<MoeGradients>;
 
+// What is computed in: bf16 when every matrix is, else f32; quantized and f16 matrices take f32 activations.
+DType activation_dtype(const ModelWeights& weights);
+// Whether all matrices are f32, or all bf16: only such a model can be trained.
+bool trainable(const ModelWeights& weights);
+
 // Makes room for a config's layers and experts; every tensor is empty.
 ModelWeights empty_weights(const ModelConfig& config);
 // All zero, f32.

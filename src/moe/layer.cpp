@@ -1,5 +1,7 @@
 // One layer, in the order in which a token passes it: gate, plan, gate/up products, down products and sum.
 // Backward reads the same steps from the end.
+#include <algorithm>
+
 #include "core/fail.h"
 #include "dsmoe/moe.h"
 #include "moe/balance.h"
@@ -45,9 +47,11 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   const ops::ExpertWeights experts = expert_list(config, weights_);
 
   const ops::Chosen chosen = gate_forward(ctx, config, x, weights_.gate, weights_.gate_bias, options.overrides);
-  Plan plan = make_plan(config, chosen);
+  const bool mixed = !experts.forms.empty();  // quantized weights: the shared experts are one wide one
+  require(!mixed || !options.training, "quantized weights cannot be trained; load the model in f32 or bf16");
+  Plan plan = make_plan(config, chosen, mixed ? std::min<Index>(1, config.shared_experts) : config.shared_experts);
   ops::ExpertActivations kept;
-  Tensor h(x.dtype(), {plan.rows(), config_.expert_size});  // [R, F]
+  Tensor h(x.dtype(), {tokens * config.slots(), config.expert_size});  // [R, F]
   ops::experts_gate_up(ctx, experts, plan.view(), x, h, options.training ? &kept : nullptr);
 
   MoeForward out;

@@ -1,4 +1,5 @@
-// y = x · Wᵀ and its gradients. x [T, K], W [N, K], y [T, N]; x and W have one dtype (f32 or bf16).
+// y = x · Wᵀ and its gradients. x [T, K], W [N, K], y [T, N]; x and W have one dtype (f32 or bf16). Forward also takes f32
+// x with W in any other dtype (ops/mixed.h).
 #pragma once
 
 #include <span>
