@@ -14,11 +14,13 @@ template <class T, class Store>
 void blocks(Context& ctx, Index m, Index n, Index k, const T* a, Index lda, Lines a_lines, const T* b, Index ldb,
             Lines b_lines, Store store) {
   const KernelTable& kt = kernels();
-  const Index cols = columns_per_task(ctx, kt, n);
-  const Index row_blocks = (m + kMaxRows - 1) / kMaxRows, col_blocks = (n + cols - 1) / cols;
+  const Index row_blocks = (m + kMaxRows - 1) / kMaxRows;  // of even height
+  // The rows are packed again for every block of columns: with enough blocks of rows for the threads, columns stay whole.
+  const Index cols = columns_per_task(ctx, kt, row_blocks > 1 ? n * std::min<Index>(2 * row_blocks, 4 * ctx.threads()) : n);
+  const Index col_blocks = (n + cols - 1) / cols;
   ctx.pool().run(row_blocks * col_blocks, [&](Index task, int worker) {
-    const Index m0 = task / col_blocks * kMaxRows, n0 = task % col_blocks * cols;
-    const Index rows = std::min(kMaxRows, m - m0), width = std::min(cols, n - n0);
+    const Index row_block = task / col_blocks, m0 = m * row_block / row_blocks, n0 = task % col_blocks * cols;
+    const Index rows = m * (row_block + 1) / row_blocks - m0, width = std::min(cols, n - n0);
     Workspace<T> ws(ctx, worker, kt, std::max(k, kMaxRows), std::max(k, kMaxCols));
     a_lines == Lines::kAlong ? list_lines(ws.a, rows, a + m0 * lda, lda) : list_lines(ws.a, k, a + m0, lda);
     b_lines == Lines::kAlong ? list_lines(ws.b, width, b + n0 * ldb, ldb) : list_lines(ws.b, k, b + n0, ldb);
@@ -36,8 +38,12 @@ void linear(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y) {
       blocks<T>(ctx, t, n, k, x.data<T>(), k, Lines::kAlong, w.data<T>(), k, Lines::kAlong,
                 [&](const KernelTable& kt, Index m0, Index rows, Index n0, Index width, Operand<T> a, Operand<T> b,
                     Workspace<T>& ws) {
-                  product<T>(kt, rows, width, k, a, b, ws.block, width, false, ws.panels);
-                  for (Index i = 0; i < rows; ++i) from_f32(kt, width, ws.block + i * width, out + (m0 + i) * n + n0);
+                  if constexpr (sizeof(Y) == 4) {
+                    product<T>(kt, rows, width, k, a, b, out + m0 * n + n0, n, false, ws.panels);
+                  } else {
+                    product<T>(kt, rows, width, k, a, b, ws.block, width, false, ws.panels);
+                    for (Index i = 0; i < rows; ++i) from_f32(kt, width, ws.block + i * width, out + (m0 + i) * n + n0);
+                  }
                 });
     });
   });
