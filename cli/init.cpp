@@ -13,6 +13,7 @@
 #include "core/fail.h"
 #include "io/atomic_file.h"
 #include "io/sharded_writer.h"
+#include "model/generation_config.h"
 #include "model/weights.h"
 
 namespace dsmoe::cli {
@@ -27,14 +28,6 @@ struct Options {
   bool force = false;
   bool json = false;
 };
-
-std::string generation_config(const ModelConfig& c) {
-  nlohmann::ordered_json j = {{"_from_model_config", true}};
-  if (c.bos_token_id) j["bos_token_id"] = *c.bos_token_id;
-  if (c.eos_token_id.size() == 1) j["eos_token_id"] = c.eos_token_id.front();
-  if (c.eos_token_id.size() > 1) j["eos_token_id"] = c.eos_token_id;
-  return j.dump(2) + "\n";
-}
 
 void run(const Options& o) {
   if (o.preset.empty() == o.config.empty()) throw UsageError("give either --preset or --config");
@@ -69,7 +62,7 @@ void run(const Options& o) {
         [&](std::uint64_t done, std::uint64_t) { progress.update(static_cast<std::int64_t>(done >> 20)); });
     progress.finish();
   }
-  io::write_file_atomically(folder / "generation_config.json", generation_config(config));
+  io::write_file_atomically(folder / "generation_config.json", generation_config_json(config));
   if (tokenizer) tokenizer->save(folder);
 
   if (o.json) {

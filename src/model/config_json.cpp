@@ -8,6 +8,7 @@
 
 #include "core/fail.h"
 #include "dsmoe/model_config.h"
+#include "model/generation_config.h"
 
 namespace dsmoe {
 
@@ -240,6 +241,13 @@ std::string ModelConfig::to_json() const {
     out[name_in(out, field)] = std::move(now);
   });
   return out.dump(2) + "\n";
+}
+
+std::string generation_config_json(const ModelConfig& c) {
+  Json j = {{"_from_model_config", true}};
+  if (c.bos_token_id) j["bos_token_id"] = *c.bos_token_id;
+  if (!c.eos_token_id.empty()) j["eos_token_id"] = to_value(c.eos_token_id);
+  return j.dump(2) + "\n";
 }
 
 }  // namespace dsmoe
