@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "cli/interrupt.h"
+#include "cli/model_output.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -131,7 +132,7 @@ void run(const TrainFlags& flags) {
   std::optional<train::StepRecord> last;
   train::RunHooks hooks;
   hooks.stop = [&] { return interrupt.pending(); };
-  hooks.extra_files = [&](const std::filesystem::path& to) { write_extra_files(setup, to); };
+  hooks.extra_files = [&](const std::filesystem::path& to) { write_companions(to, setup.config, setup.tokenizer); };
   hooks.step = [&](const train::StepRecord& r) {
     last = r;
     progress.update(r.step + 1, note_of(r, flops, peak.flops()));

@@ -6,11 +6,10 @@
 
 #include "cli/commands.h"
 #include "cli/model_options.h"
+#include "cli/model_output.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "core/fail.h"
-#include "io/atomic_file.h"
-#include "model/generation_config.h"
 #include "tokenizer/bpe_trainer.h"
 #include "train/corpus/builtin_tokenizer.h"
 #include "train/ids_dataset.h"
@@ -161,11 +160,6 @@ TrainSetup set_up_training(const TrainFlags& flags, const train::RunFolder& fold
           "sequences of {} tokens are longer than the model's max_position_embeddings {}; choose a shorter --seq-len",
           setup.options.seq_len, setup.config.max_position_embeddings);
   return setup;
-}
-
-void write_extra_files(const TrainSetup& setup, const fs::path& folder) {
-  if (setup.tokenizer) setup.tokenizer->save(folder);
-  io::write_file_atomically(folder / "generation_config.json", generation_config_json(setup.config));
 }
 
 void TrainFlags::add(CLI::App& c) {

@@ -42,7 +42,4 @@ struct TrainSetup {
 // Throws UsageError or Error for flags that do not fit together.
 TrainSetup set_up_training(const TrainFlags& flags, const train::RunFolder& folder, Context& ctx);
 
-// The tokenizer and generation_config.json.
-void write_extra_files(const TrainSetup& setup, const std::filesystem::path& folder);
-
 }  // namespace dsmoe::cli

@@ -65,7 +65,7 @@ struct ModelConfig {
 
   // `source` names the text in errors, for example the path of the file. Reads and validates.
   static ModelConfig from_json(std::string_view text, const std::string& source);
-  static ModelConfig load(const std::filesystem::path& path);  // a model's folder, or the file itself
+  static ModelConfig load(const std::filesystem::path& path);  // a model's folder, the file itself, or a GGUF file
   static ModelConfig preset(std::string_view name);            // throws with the list of names when unknown
   static const std::vector<std::string>& preset_names();
 

@@ -23,7 +23,8 @@ struct ExpertTensors {
   Tensor gate_proj, up_proj, down_proj;
 };
 
-// Weights, all f32 or all bf16 (the gate and its bias may be f32 beside bf16 experts).
+// Weights, all f32 or all bf16 (the gate and its bias may be f32 beside bf16 experts); or f16 and quantized, each matrix in
+// a type of its own, with f32 activations and forward only.
 struct MoeWeights {
   Tensor gate;                        // [E, D]
   Tensor gate_bias;                   // [E] f32, only with MoeConfig::selection_bias
@@ -69,9 +70,12 @@ struct MoeForward {
   std::shared_ptr<const Saved> saved;  // what backward needs; only in training
 };
 
+struct RoutingOverrides;
+
 struct MoeForwardOptions {
   bool training = false;      // compute balance losses and keep what backward needs
   Index sequence_length = 0;  // for x [T, D] that holds several sequences; 0: one sequence. Known for x [B, S, D].
+  const RoutingOverrides* overrides = nullptr;  // routing_overrides.h; refused in training
 };
 
 class MoeLayer {
@@ -81,7 +85,7 @@ class MoeLayer {
   const MoeConfig& config() const { return config_; }
   const MoeWeights& weights() const { return weights_; }
 
-  // x [T, D] or [B, S, D], in the dtype of the experts.
+  // x [T, D] or [B, S, D], in the dtype of the experts (f32 for f16 and quantized ones).
   MoeForward forward(Context& ctx, const Tensor& x, const MoeForwardOptions& options = {}) const;
 
   // The gradient of <y, dy> + aux_scale * losses.total(): adds to grads and returns dx.

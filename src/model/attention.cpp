@@ -1,7 +1,6 @@
 #include "model/attention.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "core/threads.h"
 #include "model/linear_layer.h"
@@ -49,16 +48,13 @@ Tensor attention_forward(Context& ctx, const ModelConfig& c, const AttentionWeig
   const Index tokens = h.dim(0), first = cache.length;
   const DType dtype = cache.k[layer].dtype();  // attention is computed in the dtype of the cache
   const std::vector<std::int32_t> positions = count_up(tokens, first, tokens);
-  Tensor q = linear_forward(ctx, h, w.q, h.dtype());
-  Tensor k = linear_forward(ctx, h, w.k, h.dtype());
-  const Tensor v = ops::converted(ctx, linear_forward(ctx, h, w.v, h.dtype()), dtype);
-  rotate(ctx, c, q, rope, positions);
-  rotate(ctx, c, k, rope, positions);
-  q = ops::converted(ctx, q, dtype);
-  k = ops::converted(ctx, k, dtype);
+  std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
+  rotate(ctx, c, qkv[0], rope, positions);
+  rotate(ctx, c, qkv[1], rope, positions);
   Tensor k_rows = cache.k[layer].rows(first, first + tokens), v_rows = cache.v[layer].rows(first, first + tokens);
-  std::memcpy(k_rows.raw_mutable(), k.raw(), k.bytes());
-  std::memcpy(v_rows.raw_mutable(), v.raw(), v.bytes());
+  ops::convert(ctx, qkv[1], k_rows);
+  ops::convert(ctx, qkv[2], v_rows);
+  const Tensor q = ops::converted(ctx, qkv[0], dtype);
   Tensor out(dtype, q.shape());
   ops::attention(ctx, shape_of(c), q, cache.k[layer], cache.v[layer], first, out, nullptr);
   return linear_forward(ctx, ops::converted(ctx, out, h.dtype()), w.o, DType::kF32);
@@ -68,9 +64,8 @@ Tensor attention_train(Context& ctx, const ModelConfig& c, const AttentionWeight
                        const Tensor& h, Index sequence_length, AttentionSaved& saved) {
   const Index tokens = h.dim(0);
   const std::vector<std::int32_t> positions = count_up(tokens, 0, sequence_length);
-  saved.q = linear_forward(ctx, h, w.q, h.dtype());
-  saved.k = linear_forward(ctx, h, w.k, h.dtype());
-  saved.v = linear_forward(ctx, h, w.v, h.dtype());
+  std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
+  saved.q = qkv[0], saved.k = qkv[1], saved.v = qkv[2];
   rotate(ctx, c, saved.q, rope, positions);
   rotate(ctx, c, saved.k, rope, positions);
   saved.out = Tensor(h.dtype(), saved.q.shape());

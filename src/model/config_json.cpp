@@ -8,7 +8,7 @@
 
 #include "core/fail.h"
 #include "dsmoe/model_config.h"
-#include "model/generation_config.h"
+#include "model/gguf_config.h"
 
 namespace dsmoe {
 
@@ -211,6 +211,7 @@ ModelConfig ModelConfig::from_json(std::string_view text, const std::string& sou
 }
 
 ModelConfig ModelConfig::load(const std::filesystem::path& path) {
+  if (io::GgufFile::is_gguf(path)) return config_from_gguf(io::GgufFile::open(path));
   std::error_code ignored;
   const auto file = std::filesystem::is_directory(path, ignored) ? path / "config.json" : path;
   std::ifstream in(file, std::ios::binary);
@@ -241,13 +242,6 @@ std::string ModelConfig::to_json() const {
     out[name_in(out, field)] = std::move(now);
   });
   return out.dump(2) + "\n";
-}
-
-std::string generation_config_json(const ModelConfig& c) {
-  Json j = {{"_from_model_config", true}};
-  if (c.bos_token_id) j["bos_token_id"] = *c.bos_token_id;
-  if (!c.eos_token_id.empty()) j["eos_token_id"] = to_value(c.eos_token_id);
-  return j.dump(2) + "\n";
 }
 
 }  // namespace dsmoe

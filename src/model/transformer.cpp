@@ -4,6 +4,8 @@
 #include <mutex>
 
 #include "core/fail.h"
+#include "model/gguf_config.h"
+#include "model/gguf_weights.h"
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
@@ -25,16 +27,25 @@ struct Transformer::RopeCache {
 };
 
 Transformer::Transformer(ModelConfig config, ModelWeights weights)
-    : config_(new ModelConfig(std::move(config))), weights_(new ModelWeights(std::move(weights))), rope_(new RopeCache) {
+    : config_(new ModelConfig(std::move(config))),
+      weights_(new ModelWeights(std::move(weights))),
+      dtype_(activation_dtype(*weights_)),
+      rope_(new RopeCache) {
   config_->validate();
   for (Index l = 0; l < config_->num_hidden_layers; ++l)
-    blocks_.emplace_back(*config_, weights_->layers[static_cast<std::size_t>(l)], l);
+    blocks_.emplace_back(*config_, weights_->layers[static_cast<std::size_t>(l)], l, dtype_);
 }
 
 Transformer::~Transformer() = default;
 Transformer::Transformer(Transformer&&) noexcept = default;
 
 Transformer Transformer::load(const std::filesystem::path& folder, std::optional<DType> dtype) {
+  if (io::GgufFile::is_gguf(folder)) {
+    const io::GgufFile file = io::GgufFile::open(folder);
+    ModelConfig config = config_from_gguf(file);
+    ModelWeights weights = load_gguf_weights(file, config, dtype);
+    return Transformer(std::move(config), std::move(weights));
+  }
   ModelConfig config = ModelConfig::load(folder);
   ModelWeights weights = load_weights(folder, config, dtype ? *dtype : natural_dtype(folder));
   return Transformer(std::move(config), std::move(weights));
@@ -56,7 +67,7 @@ std::shared_ptr<const ops::RopeTable> Transformer::rope(Index length) const {
 }
 
 Tensor Transformer::forward(Context& ctx, std::span<const std::int32_t> ids, KvCache& cache, Index last,
-                            const RoutingProbe& probe) const {
+                            const RoutingProbe& probe, const RoutingOverrides* overrides) const {
   const auto tokens = static_cast<Index>(ids.size());
   require(tokens > 0, "no tokens to run");
   require(last >= 0 && last <= tokens, "logits of {} tokens asked for, {} given", last, tokens);
@@ -67,7 +78,11 @@ Tensor Transformer::forward(Context& ctx, std::span<const std::int32_t> ids, KvC
   const std::shared_ptr<const ops::RopeTable> table = rope(cache.length + tokens);
   Tensor x(DType::kF32, {tokens, c.hidden_size});
   ops::embedding(ctx, weights_->embedding, ids, x);
-  for (const Block& block : blocks_) block.forward(ctx, *table, x, cache, probe);
+  for (std::size_t l = 0; l < blocks_.size(); ++l) {
+    const LayerTensors<MoeWeights>* next = l + 1 < blocks_.size() ? &weights_->layers[l + 1] : nullptr;
+    next ? blocks_[l].forward(ctx, *table, x, cache, probe, overrides, {&next->q.weight, &next->k.weight, &next->v.weight})
+         : blocks_[l].forward(ctx, *table, x, cache, probe, overrides, {&weights_->head});
+  }
   cache.length += tokens;
 
   Tensor h(dtype(), {last, c.hidden_size}), logits(DType::kF32, {last, c.vocab_size});
@@ -119,6 +134,7 @@ std::span<const std::int32_t> part(std::span<const std::int32_t> all, Index firs
 LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::int32_t> ids,
                                            std::span<const std::int32_t> targets, Index sequence_length, float loss_scale,
                                            float aux_scale, ModelGradients& grads, bool recompute) const {
+  require(trainable(*weights_), "quantized weights cannot be trained; load the model in f32 or bf16");
   const ModelConfig& c = *config_;
   Tensor x = embed(ctx, ids, targets, sequence_length);
   const Index tokens = x.dim(0), model = c.hidden_size;

@@ -32,16 +32,16 @@ class Transformer {
   Transformer(ModelConfig config, ModelWeights weights);
   ~Transformer();
   Transformer(Transformer&&) noexcept;
-  // A Hugging Face folder. Without a dtype, the one the weights are stored in.
+  // A Hugging Face folder or a GGUF file. Without a dtype, as the weights are stored, quantized ones included.
   static Transformer load(const std::filesystem::path& folder, std::optional<DType> dtype = {});
 
   const ModelConfig& config() const { return *config_; }
   ModelWeights& weights() { return *weights_; }
-  DType dtype() const { return weights_->embedding.dtype(); }
+  DType dtype() const { return dtype_; }  // of the activations
 
   // Appends the tokens to the cache and returns the logits of the last `last` of them, f32 [last, V].
   Tensor forward(Context& ctx, std::span<const std::int32_t> ids, KvCache& cache, Index last = 1,
-                 const RoutingProbe& probe = {}) const;
+                 const RoutingProbe& probe = {}, const RoutingOverrides* overrides = nullptr) const;
 
   // ids and targets hold sequences of `sequence_length` one after another. The gradients are those of
   // loss_scale * sum of the losses + aux_scale * sum of the balance losses, added to grads. With recompute only the
@@ -62,6 +62,7 @@ class Transformer {
   // Behind pointers, since the blocks refer to them and a Transformer may be moved.
   std::unique_ptr<ModelConfig> config_;
   std::unique_ptr<ModelWeights> weights_;
+  DType dtype_;
   std::vector<Block> blocks_;
 
   // Rotations are the same for every text unless they are scaled by its length: made once, and again when a text

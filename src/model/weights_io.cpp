@@ -9,12 +9,14 @@
 #include "io/atomic_file.h"
 #include "io/checkpoint.h"
 #include "io/sharded_writer.h"
+#include "model/gguf_weights.h"
 #include "model/weights.h"
 #include "ops/dispatch.h"
 
 namespace dsmoe {
 
 ModelWeights load_weights(const std::filesystem::path& path, const ModelConfig& config, DType dtype) {
+  if (io::GgufFile::is_gguf(path)) return load_gguf_weights(io::GgufFile::open(path), config, dtype);
   const io::Checkpoint checkpoint = io::Checkpoint::open(path);
   const std::vector<Parameter> parameters = parameter_list(config);
   std::vector<std::string> names;
@@ -31,6 +33,7 @@ ModelWeights load_weights(const std::filesystem::path& path, const ModelConfig& 
 }
 
 DType natural_dtype(const std::filesystem::path& path) {
+  if (io::GgufFile::is_gguf(path)) return gguf_compute_dtype(io::GgufFile::open(path));
   const io::Checkpoint checkpoint = io::Checkpoint::open(path);
   for (const std::string& name : checkpoint.names())
     if (checkpoint.info(name).dims.size() == 2) return checkpoint.info(name).dtype == "F32" ? DType::kF32 : DType::kBF16;

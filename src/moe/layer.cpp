@@ -1,5 +1,7 @@
 // One layer, in the order in which a token passes it: gate, plan, gate/up products, down products and sum.
 // Backward reads the same steps from the end.
+#include <algorithm>
+
 #include "core/fail.h"
 #include "dsmoe/moe.h"
 #include "moe/balance.h"
@@ -40,12 +42,16 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   const Index tokens = x.dim(0);
   const Index sequence = x_in.rank() == 3 ? x_in.dim(1) : options.sequence_length > 0 ? options.sequence_length : tokens;
   require(tokens == 0 || tokens % sequence == 0, "{} tokens are no whole number of sequences of {}", tokens, sequence);
-  const ops::ExpertWeights experts = expert_list(config_, weights_);
+  require(!options.training || options.overrides == nullptr, "routing overrides are for inference, not for training");
+  const MoeConfig config = options.overrides ? options.overrides->apply(config_) : config_;
+  const ops::ExpertWeights experts = expert_list(config, weights_);
 
-  const ops::Chosen chosen = gate_forward(ctx, config_, x, weights_.gate, weights_.gate_bias);
-  Plan plan = make_plan(config_, chosen);
+  const ops::Chosen chosen = gate_forward(ctx, config, x, weights_.gate, weights_.gate_bias, options.overrides);
+  const bool mixed = !experts.forms.empty();  // quantized weights: the shared experts are one wide one
+  require(!mixed || !options.training, "quantized weights cannot be trained; load the model in f32 or bf16");
+  Plan plan = make_plan(config, chosen, mixed ? std::min<Index>(1, config.shared_experts) : config.shared_experts);
   ops::ExpertActivations kept;
-  Tensor h(x.dtype(), {plan.rows(), config_.expert_size});  // [R, F]
+  Tensor h(x.dtype(), {tokens * config.slots(), config.expert_size});  // [R, F]
   ops::experts_gate_up(ctx, experts, plan.view(), x, h, options.training ? &kept : nullptr);
 
   MoeForward out;

@@ -61,6 +61,16 @@ void candidates(const MoeConfig& c, const float* choice, std::vector<std::int32_
     for (Index i = g * size; i < (g + 1) * size; ++i) index.push_back(static_cast<std::int32_t>(i));
 }
 
+// Makes the experts that may not be chosen worse than any other.
+void bar(const RoutingOverrides& o, const MoeConfig& c, std::vector<float>& choice) {
+  for (const auto& [layer, expert] : o.disabled)
+    if (layer == c.layer_index) choice[static_cast<std::size_t>(expert)] = -INFINITY;
+  std::vector<std::int32_t> best(choice.size());
+  std::iota(best.begin(), best.end(), 0);
+  take_best(best, choice.data(), o.skip_best);
+  for (const std::int32_t expert : best) choice[static_cast<std::size_t>(expert)] = -INFINITY;
+}
+
 [[noreturn]] void fail_not_finite(const MoeConfig& c, Index token, Index expert, float value) {
   const std::string layer = c.layer_index >= 0 ? fmt::format("layer {}, ", c.layer_index) : "";
   fail(ErrorCode::kNumeric,
@@ -72,7 +82,8 @@ bool normalises(const MoeConfig& c) { return c.norm_topk_prob && c.experts_per_t
 
 }  // namespace
 
-Chosen route(Context& ctx, const MoeConfig& c, const Tensor& logits, const Tensor& bias) {
+Chosen route(Context& ctx, const MoeConfig& c, const Tensor& logits, const Tensor& bias,
+             const RoutingOverrides* overrides) {
   const Index tokens = logits.dim(0), e = c.routed_experts, k = c.experts_per_token;
   require(logits.shape() == Shape({tokens, e}), "[route] logits are {}, expected [{}, {}]", logits.shape(), tokens,
           e);
@@ -99,14 +110,17 @@ Chosen route(Context& ctx, const MoeConfig& c, const Tensor& logits, const Tenso
 
     std::vector<float> biased;
     const float* choice = scores;
-    if (shift) {
+    if (shift || overrides) {
       biased.assign(scores, scores + e);
-      for (Index i = 0; i < e; ++i) biased[static_cast<std::size_t>(i)] += shift[i];
+      if (shift)
+        for (Index i = 0; i < e; ++i) biased[static_cast<std::size_t>(i)] += shift[i];
+      if (overrides) bar(*overrides, c, biased);
       choice = biased.data();
     }
     std::vector<std::int32_t> index;
     candidates(c, choice, index);
     take_best(index, choice, k);
+    require(choice[index.back()] > -INFINITY, "layer {}: the chosen groups have not {} experts left", c.layer_index, k);
 
     double sum = 0;
     for (const std::int32_t i : index) sum += scores[i];

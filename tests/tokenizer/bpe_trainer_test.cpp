@@ -117,6 +117,8 @@ TEST(BpeTrainer, WhatItLearnsIsATokenizer) {
   EXPECT_EQ(t.bos_id(), 256);
   EXPECT_EQ(t.eos_id(), 257);
   EXPECT_EQ(t.pad_id(), 258);
+  EXPECT_EQ(nlohmann::json::parse(t.to_json())["model"]["vocab"]["<｜end▁of▁sentence｜>"], 257)
+      << "Hugging Face would give it another id otherwise";
   EXPECT_EQ(t.encode("").front(), 256) << "a text begins with bos";
   EXPECT_EQ(t.encode("<｜end▁of▁sentence｜>", {.add_bos = false}), std::vector<std::int32_t>{257});
   EXPECT_NE(t.encode("<｜end▁of▁sentence｜>", {.add_bos = false, .parse_special = false}).size(), 1u);

@@ -37,11 +37,14 @@ struct AdamStep {
   float epsilon;
 };
 
+struct QuantKernels;
+
 struct KernelTable {
   const char* name;
-  int mr;         // rows of the largest tile
-  int nr;         // columns of a tile, and the width of a column panel
-  bool bf16_dot;  // has dot products of bf16 pairs; else bf16 operands are widened to f32 first
+  const QuantKernels* quant = nullptr;  // products with quantized weights; set in kernels.cpp
+  int mr;                               // rows of the largest tile
+  int nr;                               // columns of a tile, and the width of a column panel
+  bool bf16_dot;                        // has dot products of bf16 pairs; else bf16 operands are widened to f32 first
 
   // c[m, n] = a · b (or += with accumulate), a: row panel of width m <= mr, b: column panel of width nr.
   // Units are f32, or pairs of bf16 in the second. `ahead` are runs of memory to fetch into the cache meanwhile.
@@ -54,8 +57,8 @@ struct KernelTable {
   // for all k, in blocks of `depth` units; lines <= few_lines. `ahead` is memory that comes next, in the order in which
   // it lies: it is fetched at the pace at which the lines are read.
   int few_lines;
-  void (*few_f32)(Index k, Index depth, const std::uint32_t* a, int m, const std::uint32_t* const* line, int lines, float* c,
-                  Index ldc, bool accumulate, const void* ahead);
+  void (*few_f32)(Index k, Index depth, const std::uint32_t* a, int m, const std::uint32_t* const* line, int lines,
+                  float* c, Index ldc, bool accumulate, const void* ahead);
   void (*few_bf16)(Index k, Index depth, const std::uint32_t* a, int m, const std::uint32_t* const* line, int lines,
                    float* c, Index ldc, bool accumulate, const void* ahead);
 
@@ -112,7 +115,7 @@ struct KernelTable {
   float (*read)(Index n, const float* x);  // a sum, to measure how fast memory is read
 };
 
-// The best table for this processor, or the one that DSMOE_CPU_ISA names (avx512bf16, avx512, avx2, generic).
+// The best table for this processor, or the one that DSMOE_CPU_ISA names (avx512bf16, avx512vnni, avx512, avx2, generic).
 const KernelTable& kernels();
 
 // Tables compiled into this build that this processor can run, best first; for tests and `dsmoe info`.

@@ -19,6 +19,7 @@ void DocumentEncoder::encode(const RawDocument& document, std::uint32_t label, s
 }
 
 void DocumentEncoder::encode_text(const RawDocument& document, std::uint32_t label, std::vector<StreamToken>& out) const {
+  if (document.begins && document.ends && document.text.empty()) return;  // nothing to learn but an end
   if (document.begins)
     for (const std::int32_t id : before_) out.push_back(StreamToken::make(id, label, false));
   // A text that holds the name of a special token is still text.

@@ -1,10 +1,12 @@
 #include "train/data/open_dataset.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <map>
 
 #include "core/fail.h"
+#include "io/atomic_file.h"
 #include "io/mapped_file.h"
 #include "train/corpus/corpus.h"
 #include "train/data/builtin_dataset.h"
@@ -89,6 +91,16 @@ void build_cache(const fs::path& path, const std::string& key, const DataOptions
   writer.finish({key, labels.names, report.files, report.documents, report.bad_count, report.bad});
 }
 
+// A build that was killed leaves its temporary file behind. One that is at work writes all the time.
+void remove_leftovers(const fs::path& path) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(path.parent_path(), ignored)) {
+    if (io::target_of_temporary(entry.path().filename().string()) != path.filename().string()) continue;
+    const auto age = fs::file_time_type::clock::now() - entry.last_write_time(ignored);
+    if (age > std::chrono::hours(1)) fs::remove(entry.path(), ignored);
+  }
+}
+
 // The cache if it is there and fits; otherwise why not ("" when there is none).
 std::optional<TokenCacheView> use_cache(const fs::path& path, const std::string& key,
                                         std::shared_ptr<const io::MappedFile>& file, std::string& why) {
@@ -118,6 +130,7 @@ Data open_files(const DataOptions& options, const Tokenizer& tokenizer, Index vo
   std::shared_ptr<const io::MappedFile> file;
   auto view = use_cache(report.cache, key.key, file, report.cache_note);
   if (!view) {
+    remove_leftovers(report.cache);
     build_cache(report.cache, key.key, options, tokenizer, files);
     report.cache_built = true;
     std::string why;
