@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstdlib>
 #include <limits>
 
 #include "core/fail.h"
@@ -151,13 +150,6 @@ void log_step(const char* what, const Problem& p, Path path, bool training, int 
 
 int token_tile(const Problem& p, bool training) {
   if (training) return kWideTile;
-  // For measurements: DSMOE_CUDA_TILE forces a tile (16, 64, 128 or 256).
-  static const int forced = [] {
-    const char* value = std::getenv("DSMOE_CUDA_TILE");
-    return value ? std::atoi(value) : 0;
-  }();
-  for (const int tile : {kTinyTile, kNarrowTile, kMiddleTile, kWideTile})
-    if (forced == tile) return tile;
   // Measured on an H200 at the 16B shape: up to a few hundred tokens reading the weights takes longer than the products
   // with them, up to a thousand or two about as long.
   if (p.tokens > 1536) return kWideTile;
