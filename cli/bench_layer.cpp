@@ -108,6 +108,7 @@ void run(LayerOptions o) {
   if (o.dtype_name.empty()) o.dtype_name = cuda ? "bf16" : "f32";
   for (const Index t : o.tokens)
     if (t < 1) throw UsageError("--tokens must be at least 1");
+  if (is_quantized(o.dtype()) && (cuda || o.backward)) throw UsageError("quantized weights are for the CPU, forward only");
   if (!cuda && o.path != "auto") throw UsageError("--path is for --device cuda");
   if (o.skew && o.config.routed_experts - kSkewEmpty < std::max<Index>(o.config.experts_per_token, 1))
     throw UsageError(fmt::format("--skew leaves {} experts empty: --experts must be at least {}", kSkewEmpty,
@@ -136,7 +137,10 @@ void add_bench_layer(CLI::App& bench) {
   layer->add_option("--experts", o.config.routed_experts, "Routed experts E")->capture_default_str();
   layer->add_option("--top-k", o.config.experts_per_token, "Routed experts per token K")->capture_default_str();
   layer->add_option("--shared", o.config.shared_experts, "Shared experts S")->capture_default_str();
-  layer->add_option("--dtype", o.dtype_name, "f32 or bf16 [f32; cuda: bf16]")->check(CLI::IsMember({"f32", "bf16"}));
+  layer
+      ->add_option("--dtype", o.dtype_name,
+                   "f32, bf16 or, on the CPU, q8_0, q4_0, q5_0, q4_k, q5_k, q6_k [f32; cuda: bf16]")
+      ->check(CLI::IsMember({"f32", "bf16", "q8_0", "q4_0", "q5_0", "q4_k", "q5_k", "q6_k"}));
   layer->add_option("--path", o.path, "CUDA kernels: auto, hopper, mma or plain")
       ->check(CLI::IsMember({"auto", "hopper", "mma", "plain"}))
       ->capture_default_str();
@@ -148,7 +152,7 @@ void add_bench_layer(CLI::App& bench) {
   layer->add_flag("--skew", o.skew, "Uneven routing: one expert with 30% of the tokens, eight with none");
   layer->add_flag("!--no-check", o.check, "Skip the comparison with the plain reference");
   layer->add_flag("--json", o.json, "Print the results as JSON");
-  layer->footer("Example:\n  dsmoe bench layer --tokens 1,16,512 --dtype bf16");
+  layer->footer("Example:\n  dsmoe bench layer --tokens 1,16,512 --dtype q4_0");
   layer->callback([options] { run(*options); });
 }
 

@@ -23,7 +23,10 @@ struct LayerOptions {
   bool check = true;
   bool json = false;
 
-  DType dtype() const { return dtype_name == "bf16" ? DType::kBF16 : DType::kF32; }
+  DType dtype() const;  // of the weights
+  DType activations() const { return dtype() == DType::kBF16 ? DType::kBF16 : DType::kF32; }
+  // Of the routed experts' down projections: their rows may be no whole blocks of a K type.
+  DType down_dtype() const;
 };
 
 inline constexpr Index kSkewEmpty = 8;
@@ -59,6 +62,8 @@ LayerReport bench_layer_cuda(const LayerOptions& options);  // throws in a build
 
 // Uniform numbers in [-scale, scale): fast to make, and as good as any for timing. bench/peers/gpu_layer.py makes the same.
 Tensor uniform(Context& ctx, DType dtype, Shape shape, float scale, std::uint64_t stream);
+inline constexpr DType kQuantizedTypes[] = {DType::kQ8_0, DType::kQ4_0, DType::kQ5_0,
+                                            DType::kQ4_K, DType::kQ5_K, DType::kQ6_K};
 MoeLayer make_layer(Context& ctx, const LayerOptions& options);
 Tensor make_tokens(Context& ctx, const LayerOptions& options, const MoeLayer& layer, Index tokens, std::uint64_t stream);
 

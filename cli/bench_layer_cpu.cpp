@@ -20,7 +20,7 @@ void check_against_reference(Context& ctx, const MoeLayer& layer, const LayerOpt
   const MoeForward want = layer.forward(ref, x, {.training = o.backward});
   double error = relative_error(got.y, want.y);
   if (o.backward) {
-    const Tensor dy = uniform(ctx, o.dtype(), x.shape(), 1.0f, kGradStream);
+    const Tensor dy = uniform(ctx, o.activations(), x.shape(), 1.0f, kGradStream);
     MoeGradients got_grads(layer.config()), want_grads(layer.config());
     error =
         std::max(error, relative_error(layer.backward(ctx, dy, got, got_grads), layer.backward(ref, dy, want, want_grads)));
@@ -35,7 +35,7 @@ void check_against_reference(Context& ctx, const MoeLayer& layer, const LayerOpt
 
 LayerResult measure(Context& ctx, const MoeLayer& layer, const LayerOptions& o, Index tokens, bool backward) {
   const Tensor x = make_tokens(ctx, o, layer, tokens, kInputStream);
-  const Tensor dy = uniform(ctx, o.dtype(), x.shape(), 1.0f, kGradStream);
+  const Tensor dy = uniform(ctx, o.activations(), x.shape(), 1.0f, kGradStream);
   std::unique_ptr<MoeGradients> grads;
   if (backward) grads = std::make_unique<MoeGradients>(layer.config());
 

@@ -7,6 +7,7 @@
 #include "core/fail.h"
 #include "core/random.h"
 #include "core/threads.h"
+#include "ops/quantize.h"
 
 namespace dsmoe::cli {
 
@@ -22,7 +23,26 @@ Tensor uniform(Context& ctx, DType dtype, Shape shape, float scale, std::uint64_
         to[i + j] = scale * (static_cast<float>(words[static_cast<std::size_t>(j)]) * 0x1p-31f - 1.0f);
     }
   });
-  return t.to(dtype);
+  if (!is_quantized(dtype)) return t.to(dtype);
+  Tensor blocks(dtype, shape);
+  const Index rows = shape[0], k = t.numel() / rows;
+  auto* const out = static_cast<char*>(blocks.raw_mutable());
+  ctx.pool().run(rows, [&](Index row, int) {
+    ops::quantize_row(dtype, {std::as_const(t).data<float>() + row * k, static_cast<std::size_t>(k)},
+                      out + static_cast<std::size_t>(row) * row_bytes(dtype, k));
+  });
+  return blocks;
+}
+
+DType LayerOptions::dtype() const {
+  for (const DType d : kQuantizedTypes)
+    if (dtype_name == to_string(d)) return d;
+  return dtype_name == "bf16" ? DType::kBF16 : DType::kF32;
+}
+
+DType LayerOptions::down_dtype() const {
+  if (config.expert_size % block_of(dtype()).numbers == 0) return dtype();
+  return dtype() == DType::kQ4_K ? DType::kQ5_0 : DType::kQ8_0;
 }
 
 MoeLayer make_layer(Context& ctx, const LayerOptions& o) {
@@ -32,20 +52,20 @@ MoeLayer make_layer(Context& ctx, const LayerOptions& o) {
   const DType dtype = o.dtype();
   std::uint64_t stream = 0;
   const float scale = 1.0f / std::sqrt(static_cast<float>(c.hidden_size));
-  const auto expert = [&](Index width) {
+  const auto expert = [&](Index width, DType down) {
     return ExpertTensors{uniform(ctx, dtype, {width, c.hidden_size}, scale, stream + 1),
                          uniform(ctx, dtype, {width, c.hidden_size}, scale, stream + 2),
-                         uniform(ctx, dtype, {c.hidden_size, width}, scale, stream += 3)};
+                         uniform(ctx, down, {c.hidden_size, width}, scale, stream += 3)};
   };
   MoeWeights w;
-  w.gate = uniform(ctx, dtype, {c.routed_experts, c.hidden_size}, scale, ++stream);
+  w.gate = uniform(ctx, o.activations(), {c.routed_experts, c.hidden_size}, scale, ++stream);
   if (o.skew) {
     w.gate_bias = Tensor::zeros(DType::kF32, {c.routed_experts});
     // Scores lie between 0 and 1: the last experts are never chosen.
     for (float& b : w.gate_bias.span<float>().last(static_cast<std::size_t>(kSkewEmpty))) b = -10;
   }
-  for (Index e = 0; e < c.routed_experts; ++e) w.routed.push_back(expert(c.expert_size));
-  if (c.shared_experts > 0) w.shared = expert(c.shared_experts * c.expert_size);
+  for (Index e = 0; e < c.routed_experts; ++e) w.routed.push_back(expert(c.expert_size, o.down_dtype()));
+  if (c.shared_experts > 0) w.shared = expert(c.shared_experts * c.expert_size, dtype);
   return MoeLayer(c, std::move(w));
 }
 
@@ -59,7 +79,7 @@ Tensor make_tokens(Context& ctx, const LayerOptions& o, const MoeLayer& layer, I
     for (Index t = 0; t < tokens; ++t)
       for (Index i = 0; i < d; ++i) x.data<float>()[t * d + i] += (t < tokens * 3 / 10 ? 4.0f : -4.0f) * row[i];
   }
-  return x.to(o.dtype());
+  return x.to(o.activations());
 }
 
 LayerResult layer_work(const LayerOptions& o, Index tokens, bool backward, std::span<const std::int32_t> chosen,
@@ -70,7 +90,12 @@ LayerResult layer_work(const LayerOptions& o, Index tokens, bool backward, std::
   const Index empty = std::count(count.begin(), count.end(), 0);
   const double matrix = 3.0 * static_cast<double>(c.hidden_size * c.expert_size);
   const double per_token = static_cast<double>(c.slots()) * matrix + static_cast<double>(c.routed_experts * c.hidden_size);
-  const double bytes = static_cast<double>(size_of(o.dtype()));
+  const auto bytes_of = [](DType dtype) {
+    const StorageBlock block = block_of(dtype);
+    return static_cast<double>(block.bytes) / static_cast<double>(block.numbers);
+  };
+  // Per number, over the three matrices of an expert; the shared experts' are all of one type.
+  const double bytes = (2 * bytes_of(o.dtype()) + bytes_of(o.down_dtype())) / 3;
   return {.tokens = tokens,
           .backward = backward,
           .flops = (backward ? 3 : 1) * 2 * static_cast<double>(tokens) * per_token,
@@ -92,8 +117,9 @@ double relative_error(const Tensor& got, const Tensor& want) {
 }
 
 void require_close(double error, DType dtype) {
-  // f32: sums of thousands of terms; bf16: a few roundings to 8 bits.
-  const double limit = dtype == DType::kF32 ? 1e-5 : 3e-2;
+  // f32: sums of thousands of terms; bf16: a few roundings to 8 bits; quantized: the reference rounds alike, but a number
+  // close to a half may go the other way.
+  const double limit = dtype == DType::kF32 ? 1e-5 : is_quantized(dtype) ? 1e-3 : 3e-2;
   if (!(error <= limit))
     fail(ErrorCode::kInternal, "the layer is off from its reference by {:.2g} (limit {:.0g}); no speed is reported", error,
          limit);

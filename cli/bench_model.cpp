@@ -1,8 +1,11 @@
-// dsmoe bench model: prompt processing and generation speed of a whole model, in the columns of llama-bench.
+// dsmoe bench model: prompt processing and generation speed of a whole model, in the columns of llama-bench, with the
+// bound beside each; and what it takes to start.
 #include <fmt/format.h>
 
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <map>
 #include <memory>
 
 #include "cli/bench.h"
@@ -12,6 +15,7 @@
 #include "cli/output.h"
 #include "cli/table.h"
 #include "core/random.h"
+#include "io/mapped_file.h"
 #include "model/plan.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/peak.h"
@@ -24,7 +28,7 @@ struct Options {
   ModelOptions model;
   std::vector<Index> prompt = {512}, generate = {64};
   int repeat = 5;
-  bool json = false;
+  bool cold = false, json = false;
 };
 
 struct Result {
@@ -45,103 +49,174 @@ std::vector<std::int32_t> random_ids(const ModelConfig& c, Index n) {
   std::vector<std::int32_t> ids;
   const Philox rng(1, 2);
   for (Index i = 0; i < n; ++i)
-    ids.push_back(static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(c.vocab_size))));
+    ids.push_back(
+        static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(c.vocab_size))));
   return ids;
 }
 
-// Multiply-adds per token outside the logits, which a prompt needs once; and the weight bytes one token reads.
+// What the model is made of: multiply-adds per token outside the logits, which a prompt needs once; the weight bytes
+// that one token reads; and how most of the bytes are stored.
 struct Work {
-  double flops_per_token = 0, head_flops = 0, bytes_per_token = 0;
+  double flops_per_token = 0, head_flops = 0, bytes_per_token = 0, bytes = 0;
+  std::int64_t parameters = 0;
+  DType stored = DType::kF32;
 
-  Work(const ModelConfig& c, DType dtype) {
+  explicit Work(Transformer& model) {
+    const ModelConfig& c = model.config();
+    std::map<DType, double> by_dtype;
     for (const Parameter& p : parameter_list(c)) {
+      const Tensor& t = model.weights().at(p);
+      const auto size = static_cast<double>(t.bytes());
+      parameters += p.shape.numel();
+      bytes += size;
+      by_dtype[t.dtype()] += size;
       if (p.kind == ParameterKind::kEmbedding && !c.tie_word_embeddings) continue;
-      double active = static_cast<double>(p.shape.numel());
-      if (is_routed_expert(p.kind)) active *= static_cast<double>(c.experts_per_token()) / static_cast<double>(c.routed_experts());
+      const bool routed = is_routed_expert(p.kind);
+      const double share =
+          routed ? static_cast<double>(c.experts_per_token()) / static_cast<double>(c.routed_experts()) : 1;
       const bool head = p.kind == ParameterKind::kHead || p.kind == ParameterKind::kEmbedding;
-      (head ? head_flops : flops_per_token) += 2 * active;
-      bytes_per_token += active * static_cast<double>(size_of(dtype));
+      (head ? head_flops : flops_per_token) += 2 * share * static_cast<double>(p.shape.numel());
+      bytes_per_token += share * size;
     }
+    for (const auto& [dtype, size] : by_dtype)
+      if (size > by_dtype[stored]) stored = dtype;
   }
 };
 
-void run(const Options& o) {
-  const Transformer model = o.model.load();
-  const ModelConfig& c = model.config();
-  Context ctx(o.model.threads);
-  const Work work(c, model.dtype());
-  double peak = 0, bandwidth = 0;
-  std::vector<Result> results;
-  const auto measure = [&](std::string test, Index tokens, auto bound, auto pass) {
+// Bytes of a line such as "VmRSS:     4321 kB" of this process; 0 when unknown.
+double memory_of(const std::string& key) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with(key + ":")) return 1024 * std::stod(line.substr(key.size() + 1));
+  return 0;
+}
+
+void drop_model_from_cache(const std::string& path) {
+  if (!std::filesystem::is_directory(path)) return io::drop_from_cache(path);
+  for (const auto& entry : std::filesystem::directory_iterator(path)) io::drop_from_cache(entry.path());
+}
+
+class Bench {
+ public:
+  explicit Bench(const Options& o) : o_(o), ctx_(o.model.threads), began_(start()), model_(o.model.load()), work_(model_) {
+    const double loaded = now_seconds();
+    Session session(ctx_, model_, {.context = 1, .cache_dtype = o.model.session().cache_dtype});
+    session.feed(random_ids(model_.config(), 1));
+    load_seconds_ = loaded - began_;
+    first_token_seconds_ = now_seconds() - began_;
+  }
+
+  void run() {
+    const std::optional<DType> cache = o_.model.session().cache_dtype;
+    for (const Index n : o_.prompt) {
+      if (n <= 0) continue;
+      const std::vector<std::int32_t> ids = random_ids(model_.config(), n);
+      measure(
+          fmt::format("pp{}", n), n,
+          [&] {
+            return static_cast<double>(n) * peak_ / (work_.flops_per_token * static_cast<double>(n) + work_.head_flops);
+          },
+          [&] {
+            Session session(ctx_, model_, {.context = n, .cache_dtype = cache});
+            const double began = now_seconds();
+            session.feed(ids);
+            return now_seconds() - began;
+          });
+    }
+    for (const Index n : o_.generate) {
+      if (n <= 0) continue;
+      const std::vector<std::int32_t> ids = random_ids(model_.config(), n);
+      measure(
+          fmt::format("tg{}", n), n, [&] { return bandwidth_ / work_.bytes_per_token; },
+          [&] {
+            Session session(ctx_, model_, {.context = n, .cache_dtype = cache});
+            const double began = now_seconds();
+            for (const std::int32_t id : ids) session.feed(std::span(&id, 1));
+            return now_seconds() - began;
+          });
+    }
+  }
+
+  void print_results() const { o_.json ? print_as_json() : print_as_table(); }
+
+ private:
+  double start() const {
+    if (o_.cold) drop_model_from_cache(o_.model.folder);
+    return now_seconds();
+  }
+
+  template <class Bound, class Pass>
+  void measure(std::string test, Index tokens, Bound&& bound, Pass&& pass) {
     Result r{std::move(test), tokens, {}, 0};
-    for (int i = -1; i < o.repeat; ++i) {
-      peak = std::max(peak, cpu::peak_flops(ctx, model.dtype(), 0.02));
-      bandwidth = std::max(bandwidth, cpu::read_bandwidth(ctx, 0.05));
+    for (int i = -1; i < o_.repeat; ++i) {
+      peak_ = std::max(peak_, peak());
+      bandwidth_ = std::max(bandwidth_, cpu::read_bandwidth(ctx_, 0.05));
       const double seconds = pass();
       if (i >= 0) r.rates.push_back(static_cast<double>(tokens) / seconds);
     }
     r.bound = bound();
-    results.push_back(std::move(r));
-  };
-  const SessionOptions options = o.model.session();
-  for (const Index n : o.prompt) {
-    if (n <= 0) continue;
-    const std::vector<std::int32_t> ids = random_ids(c, n);
-    measure(
-        fmt::format("pp{}", n), n,
-        [&] { return static_cast<double>(n) * peak / (work.flops_per_token * static_cast<double>(n) + work.head_flops); },
-        [&] {
-          Session session(ctx, model, {.context = n, .cache_dtype = options.cache_dtype});
-          const double start = now_seconds();
-          session.feed(ids);
-          return now_seconds() - start;
-        });
-  }
-  for (const Index n : o.generate) {
-    if (n <= 0) continue;
-    const std::vector<std::int32_t> ids = random_ids(c, n);
-    measure(
-        fmt::format("tg{}", n), n, [&] { return bandwidth / work.bytes_per_token; },
-        [&] {
-          Session session(ctx, model, {.context = n, .cache_dtype = options.cache_dtype});
-          const double start = now_seconds();
-          for (const std::int32_t id : ids) session.feed(std::span(&id, 1));
-          return now_seconds() - start;
-        });
+    results_.push_back(std::move(r));
   }
 
-  std::int64_t parameters = 0;
-  for (const Parameter& p : parameter_list(c)) parameters += p.shape.numel();
-  const std::string name = std::filesystem::path(o.model.folder).lexically_normal().filename().string();
-  const double bytes = static_cast<double>(parameters) * static_cast<double>(size_of(model.dtype()));
-  if (o.json) {
+  // Of the products that most of the weights go through.
+  double peak() { return cpu::peak_flops(ctx_, is_quantized(work_.stored) ? work_.stored : model_.dtype(), 0.02); }
+
+  void print_as_json() const {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-    for (const Result& r : results)
+    for (const Result& r : results_)
       rows.push_back({{"test", r.test},
                       {"tokens_per_second", median(r.rates)},
                       {"stddev", r.deviation()},
                       {"bound_tokens_per_second", r.bound},
                       {"share_of_bound", median(r.rates) / r.bound}});
-    print_json({{"model", o.model.folder},
-                {"parameters", parameters},
-                {"bytes", bytes},
-                {"dtype", to_string(model.dtype())},
-                {"threads", ctx.threads()},
+    print_json({{"model", o_.model.folder},
+                {"parameters", work_.parameters},
+                {"bytes", work_.bytes},
+                {"active_bytes_per_token", work_.bytes_per_token},
+                {"dtype", to_string(work_.stored)},
+                {"threads", ctx_.threads()},
                 {"kernels", cpu::kernels().name},
-                {"peak_gflops", peak * 1e-9},
-                {"read_gb_per_second", bandwidth * 1e-9},
+                {"peak_gflops", peak_ * 1e-9},
+                {"read_gb_per_second", bandwidth_ * 1e-9},
+                {"cold", o_.cold},
+                {"load_seconds", load_seconds_},
+                {"first_token_seconds", first_token_seconds_},
+                {"resident_bytes", memory_of("VmRSS")},
+                {"peak_resident_bytes", memory_of("VmHWM")},
                 {"results", rows}});
-    return;
   }
-  Table table({"model", "size", "params", "backend", "threads", "test", "t/s", "bound t/s", "of bound"});
-  for (const Result& r : results)
-    table.row({fmt::format("{} {}", name, to_string(model.dtype())), human_bytes(bytes), human_count(static_cast<double>(parameters)),
-               "CPU", std::to_string(ctx.threads()), r.test, fmt::format("{:.2f} ± {:.2f}", median(r.rates), r.deviation()),
-               fmt::format("{:.0f}", r.bound), fmt::format("{:.0f}%", 100 * median(r.rates) / r.bound)});
-  print(table.str());
-  print(fmt::format("\nMedians of {} runs; {} kernels. Measured in this run: {:.0f} GFLOP/s multiply-adds, {:.1f} GB/s reading memory.\n"
-                    "pp is bound by the first, tg by reading the active weights once per token.\n",
-                    o.repeat, cpu::kernels().name, peak * 1e-9, bandwidth * 1e-9));
+
+  void print_as_table() const {
+    const std::string name = std::filesystem::path(o_.model.folder).lexically_normal().filename().string();
+    Table table({"model", "size", "params", "backend", "threads", "test", "t/s", "bound t/s", "of bound"});
+    for (const Result& r : results_)
+      table.row({fmt::format("{} {}", name, to_string(work_.stored)), human_bytes(work_.bytes),
+                 human_count(static_cast<double>(work_.parameters)), "CPU", std::to_string(ctx_.threads()), r.test,
+                 fmt::format("{:.2f} ± {:.2f}", median(r.rates), r.deviation()), fmt::format("{:.0f}", r.bound),
+                 fmt::format("{:.0f}%", 100 * median(r.rates) / r.bound)});
+    print(table.str());
+    print(fmt::format(
+        "\nMedians of {} runs; {} kernels. Measured in this run: {:.0f} {}/s multiply-adds, {:.1f} GB/s reading memory.\n"
+        "pp is bound by the first, tg by reading the active weights ({}) once per token.\n"
+        "First token {:.2f} s after the start{} ({:.2f} s of it loading); {} resident, {} at most.\n",
+        o_.repeat, cpu::kernels().name, peak_ * 1e-9, is_quantized(work_.stored) ? "GOP" : "GFLOP", bandwidth_ * 1e-9,
+        human_bytes(work_.bytes_per_token), first_token_seconds_, o_.cold ? " with no page of the model in memory" : "",
+        load_seconds_, human_bytes(memory_of("VmRSS")), human_bytes(memory_of("VmHWM"))));
+  }
+
+  const Options& o_;
+  Context ctx_;
+  double began_;
+  Transformer model_;
+  Work work_;
+  double load_seconds_ = 0, first_token_seconds_ = 0, peak_ = 0, bandwidth_ = 0;
+  std::vector<Result> results_;
+};
+
+void run(const Options& o) {
+  Bench bench(o);
+  bench.run();
+  bench.print_results();
 }
 
 }  // namespace
@@ -153,9 +228,17 @@ void add_bench_model(CLI::App& bench) {
   o.model.add(*command);
   command->add_option("--cache-dtype", o.model.cache_dtype, "Keep keys and values in f32 or bf16; auto: as the weights")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}));
-  command->add_option("-p,--n-prompt", o.prompt, "Prompt tokens; several separated by commas, 0: none")->delimiter(',')->capture_default_str();
-  command->add_option("-n,--n-gen", o.generate, "Generated tokens; several separated by commas, 0: none")->delimiter(',')->capture_default_str();
-  command->add_option("-r,--repetitions", o.repeat, "Timed runs, of which the median counts")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("-p,--n-prompt", o.prompt, "Prompt tokens; several separated by commas, 0: none")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("-n,--n-gen", o.generate, "Generated tokens; several separated by commas, 0: none")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("-r,--repetitions", o.repeat, "Timed runs, of which the median counts")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_flag("--cold", o.cold,
+                    "Take the model out of the system's file cache first, and time the first token from there");
   command->add_flag("--json", o.json, "Print the results as JSON");
   command->footer("Example:\n  dsmoe bench model -m MODEL -p 512 -n 64");
   command->callback([options] { run(*options); });

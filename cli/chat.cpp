@@ -102,7 +102,7 @@ std::string answer(Session& session, const std::vector<std::int32_t>& tokens, co
 
 void run(const Options& o) {
   o.model.check_folder();
-  const Tokenizer tokenizer = Tokenizer::load(o.model.folder);
+  const Tokenizer tokenizer = o.model.tokenizer();
   const Transformer model = o.model.load();
   Context ctx(o.model.threads);
   Session session(ctx, model, o.model.session());

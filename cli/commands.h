@@ -18,6 +18,9 @@ void add_generate(CLI::App& program);
 void add_chat(CLI::App& program);
 void add_eval(CLI::App& program);
 void add_tokenize(CLI::App& program);
+void add_convert(CLI::App& program);
+void add_quantize(CLI::App& program);
+void add_tokenizer(CLI::App& program);
 void add_bench(CLI::App& program);
 
 // In the order of --help.
@@ -29,6 +32,9 @@ inline constexpr void (*kCommands[])(CLI::App&) = {
     add_chat,
     add_eval,
     add_tokenize,
+    add_convert,
+    add_quantize,
+    add_tokenizer,
     add_bench,
 };
 

@@ -22,7 +22,7 @@ namespace {
 struct Options {
   ModelOptions model;
   std::string data, logits, field = "text";
-  Index limit = 0;
+  Index limit = 0, score_from = 0;
   bool json = false;
 };
 
@@ -37,7 +37,7 @@ std::vector<std::vector<std::int32_t>> read_sequences(const Options& o, const Mo
     for (std::vector<std::int32_t> ids; reader.next(ids);) sequences.push_back(ids);
     return sequences;
   }
-  const Tokenizer tokenizer = Tokenizer::load(o.model.folder);
+  const Tokenizer tokenizer = o.model.tokenizer();
   const std::vector<std::int32_t> start = tokenizer.encode("");
   const auto add = [&](const std::string& text) {
     const std::vector<std::int32_t> ids = tokenizer.encode(text, {.add_bos = false, .add_eos = false, .parse_special = false});
@@ -78,6 +78,7 @@ void run(const Options& o) {
   }
   Context ctx(o.model.threads);
   Evaluator evaluator(ctx, model, parse_dtype(o.model.cache_dtype).value_or(model.dtype()));
+  evaluator.set_first(o.score_from);
   std::int64_t tokens = 0;
   for (const auto& s : sequences) tokens += static_cast<std::int64_t>(s.size());
   {
@@ -119,6 +120,8 @@ void add_eval(CLI::App& program) {
   command->add_option("--data", o.data, "A text file, a .jsonl file, or an .ids file (one sequence of token ids per line)")->required();
   command->add_option("--field", o.field, "The field of a .jsonl file that holds the text")->capture_default_str();
   command->add_option("--limit", o.limit, "Use only the first so many sequences; 0: all")->check(CLI::NonNegativeNumber);
+  command->add_option("--score-from", o.score_from, "Count only tokens at this place of a sequence (from 0) and later; those before are context")
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--logits", o.logits, "Write the logits [sequences, length, vocabulary] f32 to this safetensors file");
   command->add_flag("--json", o.json, "Print the result as JSON");
   command->footer("Example:\n  dsmoe eval -m MODEL --data book.txt -c 2048");

@@ -1,7 +1,6 @@
 // dsmoe generate: continues a prompt, printing text as it comes.
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -10,6 +9,7 @@
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "core/fail.h"
+#include "infer/model_files.h"
 #include "infer/text_stream.h"
 
 namespace dsmoe::cli {
@@ -23,8 +23,6 @@ struct Options {
   std::vector<std::int32_t> ids;
   bool json = false, routing = false, quiet = false, no_special = false;
 };
-
-bool has_tokenizer(const std::string& folder) { return std::filesystem::exists(std::filesystem::path(folder) / "tokenizer.json"); }
 
 nlohmann::ordered_json routing_json(Index layer, const Routing& r) {
   nlohmann::ordered_json experts = nlohmann::ordered_json::array(), weights = experts;
@@ -41,10 +39,9 @@ void run(const Options& o) {
   if (!o.ids.empty() && (!o.prompt.empty() || !o.file.empty())) throw UsageError("give either a text or --ids");
   if (o.routing && !o.json) throw UsageError("--routing needs --json");
   o.model.check_folder();
-  std::optional<Tokenizer> tokenizer;
-  if (has_tokenizer(o.model.folder)) tokenizer = Tokenizer::load(o.model.folder);
+  const std::optional<Tokenizer> tokenizer = load_tokenizer(o.model.folder);
   if (!tokenizer && o.ids.empty())
-    fail(ErrorCode::kInvalidArgument, "{} has no tokenizer.json; give the prompt as token ids with --ids", o.model.folder);
+    fail(ErrorCode::kInvalidArgument, "{} has no tokenizer; give the prompt as token ids with --ids", o.model.folder);
   const Transformer model = o.model.load();
   const GenerateOptions generate = o.sampling.generate(model.config(), tokenizer ? &*tokenizer : nullptr);
   std::vector<std::int32_t> prompt = o.ids;

@@ -1,4 +1,4 @@
-// dsmoe init: a randomly initialised model as a Hugging Face folder, written tensor by tensor.
+// dsmoe init: a randomly initialised model as a Hugging Face folder or a GGUF file, written tensor by tensor.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -8,19 +8,20 @@
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "cli/model_options.h"
+#include "cli/model_output.h"
 #include "cli/output.h"
-#include "cli/progress.h"
 #include "core/fail.h"
-#include "io/atomic_file.h"
+#include "infer/gguf_tokenizer.h"
 #include "io/sharded_writer.h"
-#include "model/weights.h"
+#include "model/gguf_config.h"
+#include "model/gguf_export.h"
 
 namespace dsmoe::cli {
 
 namespace {
 
 struct Options {
-  std::string preset, config, out, tokenizer, dtype = "bf16";
+  std::string preset, config, out, tokenizer, type = "bf16";
   std::uint64_t seed = 0;
   double shard_gb = static_cast<double>(io::kDefaultShardBytes) * 1e-9;
   int threads = 0;
@@ -28,54 +29,56 @@ struct Options {
   bool json = false;
 };
 
-std::string generation_config(const ModelConfig& c) {
-  nlohmann::ordered_json j = {{"_from_model_config", true}};
-  if (c.bos_token_id) j["bos_token_id"] = *c.bos_token_id;
-  if (c.eos_token_id.size() == 1) j["eos_token_id"] = c.eos_token_id.front();
-  if (c.eos_token_id.size() > 1) j["eos_token_id"] = c.eos_token_id;
-  return j.dump(2) + "\n";
+std::uint64_t write_folder(const Options& o, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer) {
+  const std::optional<DType> dtype = parse_dtype(o.type);
+  if (o.type != "f32" && o.type != "bf16")
+    throw UsageError(fmt::format("a folder holds f32 or bf16; for {} write a file whose name ends with .gguf", o.type));
+  const std::uint64_t bytes = static_cast<std::uint64_t>(parameter_count(config)) * size_of(*dtype);
+  prepare_output(o.out, bytes, o.force);
+  Context ctx(o.threads);
+  with_progress("init", bytes, [&](const ByteProgress& progress) {
+    save_model(
+        o.out, config, *dtype,
+        [&](const Parameter& p, std::size_t number) { return initial_tensor(config, p, number, o.seed, *dtype, ctx); },
+        static_cast<std::uint64_t>(o.shard_gb * 1e9), progress);
+  });
+  write_companions(o.out, config, tokenizer);
+  return bytes;
+}
+
+std::uint64_t write_file(const Options& o, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer) {
+  const GgufFileType& type = gguf_file_type(o.type);
+  io::GgufMetadata metadata = gguf_metadata(config, std::filesystem::path(o.out).stem().string());
+  tokenizer ? put_tokenizer(*tokenizer, config.vocab_size, metadata) : put_no_tokenizer(metadata);
+  const std::uint64_t bytes = gguf_bytes(config, type);
+  prepare_output(o.out, bytes, o.force);
+  Context ctx(o.threads);
+  with_progress("init", bytes, [&](const ByteProgress& progress) {
+    write_random_gguf(ctx, o.out, config, std::move(metadata), type, o.seed, progress);
+  });
+  return bytes;
 }
 
 void run(const Options& o) {
   if (o.preset.empty() == o.config.empty()) throw UsageError("give either --preset or --config");
-  ModelConfig config = o.preset.empty() ? ModelConfig::load(o.config) : ModelConfig::preset(o.preset);
-  const std::filesystem::path folder = o.out;
-  if (!o.force && std::filesystem::exists(folder / "config.json"))
-    fail(ErrorCode::kInvalidArgument, "{} already holds a model; choose another folder, or --force to replace it", o.out);
-
+  const ModelConfig config = o.preset.empty() ? ModelConfig::load(o.config) : ModelConfig::preset(o.preset);
   std::optional<Tokenizer> tokenizer;
   if (!o.tokenizer.empty()) {
     tokenizer = Tokenizer::load(o.tokenizer);
     require(tokenizer->vocab_size() <= config.vocab_size, "the tokenizer has {} tokens, but the model's vocab_size is {}",
             tokenizer->vocab_size(), config.vocab_size);
   }
-  const DType dtype = *parse_dtype(o.dtype);
-  std::uint64_t bytes = 0, parameters = 0;
-  for (const Parameter& p : parameter_list(config)) parameters += static_cast<std::uint64_t>(p.shape.numel());
-  bytes = parameters * size_of(dtype);
-  std::filesystem::create_directories(folder);
-  const auto space = std::filesystem::space(folder);
-  if (space.available < bytes + (bytes >> 6))
-    fail(ErrorCode::kIo, "{} needs {} but has only {} free; choose another disk", o.out, human_bytes(static_cast<double>(bytes)),
-         human_bytes(static_cast<double>(space.available)));
-
-  Context ctx(o.threads);
-  {
-    Progress progress("init", static_cast<std::int64_t>(bytes >> 20), "MiB");
-    save_model(
-        folder, config, dtype,
-        [&](const Parameter& p, std::size_t number) { return initial_tensor(config, p, number, o.seed, dtype, ctx); },
-        static_cast<std::uint64_t>(o.shard_gb * 1e9),
-        [&](std::uint64_t done, std::uint64_t) { progress.update(static_cast<std::int64_t>(done >> 20)); });
-    progress.finish();
-  }
-  io::write_file_atomically(folder / "generation_config.json", generation_config(config));
-  if (tokenizer) tokenizer->save(folder);
-
+  const bool gguf = is_gguf_name(o.out);
+  const std::uint64_t bytes = gguf ? write_file(o, config, tokenizer) : write_folder(o, config, tokenizer);
+  const std::int64_t parameters = parameter_count(config);
   if (o.json) {
-    print_json({{"folder", o.out}, {"parameters", parameters}, {"bytes", bytes}, {"dtype", o.dtype}, {"seed", o.seed}});
+    print_json({{gguf ? "file" : "folder", o.out},
+                {"parameters", parameters},
+                {"bytes", bytes},
+                {"dtype", o.type},
+                {"seed", o.seed}});
   } else {
-    print(fmt::format("{}: {} parameters in {}, {}, seed {}{}\n", o.out, thousands(static_cast<std::int64_t>(parameters)), o.dtype,
+    print(fmt::format("{}: {} parameters in {}, {}, seed {}{}\n", o.out, thousands(parameters), o.type,
                       human_bytes(static_cast<double>(bytes)), o.seed,
                       tokenizer ? "" : "; without a tokenizer (give one with --tokenizer FOLDER)"));
   }
@@ -86,18 +89,26 @@ void run(const Options& o) {
 void add_init(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = program.add_subcommand("init", "Write a randomly initialised model as a Hugging Face folder");
+  CLI::App* command = program.add_subcommand("init", "Write a randomly initialised model");
   command->add_option("--preset", o.preset, "A known model: " + CLI::detail::join(ModelConfig::preset_names(), ", "));
   command->add_option("--config", o.config, "A config.json, or a folder that has one");
-  command->add_option("-o,--out", o.out, "The folder to write")->required();
+  command->add_option("-o,--out", o.out, "The folder to write, or a file whose name ends with .gguf")->required();
   command->add_option("-s,--seed", o.seed, "The same seed gives the same bytes")->capture_default_str();
-  command->add_option("--dtype", o.dtype, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
-  command->add_option("--tokenizer", o.tokenizer, "A folder with tokenizer.json to put into the model's folder");
-  command->add_option("--shard-size", o.shard_gb, "GB per file at most")->check(CLI::PositiveNumber)->capture_default_str();
+  command
+      ->add_option("--type,--dtype", o.type,
+                   "f32 or bf16; in a .gguf file also f16, q8_0, q6_k, q5_0, q4_k_m, q4_k or q4_0")
+      ->check(CLI::IsMember({"f32", "bf16", "f16", "q8_0", "q6_k", "q5_0", "q4_k_m", "q4_k", "q4_0"}))
+      ->capture_default_str();
+  command->add_option("--tokenizer", o.tokenizer, "A folder with tokenizer.json to put into the model");
+  command->add_option("--shard-size", o.shard_gb, "GB per file of a folder at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
-  command->add_flag("--force", o.force, "Replace a model that is in the folder");
+  command->add_flag("--force", o.force, "Replace a model that is there");
   command->add_flag("--json", o.json, "Print the result as JSON");
-  command->footer("Example:\n  dsmoe init --preset tiny --seed 1 -o tiny-model");
+  command->footer(
+      "Examples:\n  dsmoe init --preset tiny --seed 1 -o tiny-model\n"
+      "  dsmoe init --preset deepseek-moe-16b --type q4_0 -o big.gguf");
   command->callback([options] { run(*options); });
 }
 

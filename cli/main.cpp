@@ -27,7 +27,10 @@ class HelpFormatter : public CLI::Formatter {
 
 int bad_usage(const CLI::App& program, const std::string& message) {
   std::string command = "dsmoe";
-  for (const CLI::App* chosen : program.get_subcommands()) command += " " + chosen->get_name();
+  for (const CLI::App* app = &program; !app->get_subcommands().empty();) {
+    app = app->get_subcommands().front();
+    command += " " + app->get_name();
+  }
   print_error(message + "; see " + command + " --help");
   return kBadUsage;
 }

@@ -7,6 +7,8 @@
 #include <iterator>
 
 #include "core/fail.h"
+#include "infer/model_files.h"
+#include "io/gguf.h"
 
 namespace dsmoe::cli {
 
@@ -16,8 +18,8 @@ std::optional<DType> parse_dtype(const std::string& name) {
 }
 
 void ModelOptions::add(CLI::App& command) {
-  command.add_option("-m,--model", folder, "The model: a Hugging Face folder")->required();
-  command.add_option("--dtype", dtype, "Compute with weights in f32 or bf16; auto: as they are stored")
+  command.add_option("-m,--model", folder, "The model: a Hugging Face folder or a .gguf file")->required();
+  command.add_option("--dtype", dtype, "Compute with weights in f32 or bf16; auto: as they are stored, quantized ones included")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}))
       ->capture_default_str();
   command.add_option("-t,--threads", threads, "Threads; 0: one per core")->capture_default_str();
@@ -33,8 +35,16 @@ void ModelOptions::add_context(CLI::App& command) {
 }
 
 void ModelOptions::check_folder() const {
-  if (!std::filesystem::is_directory(folder))
-    fail(ErrorCode::kIo, "there is no folder {}; -m takes the folder of a model", folder);
+  if (std::filesystem::is_directory(folder) || io::GgufFile::is_gguf(folder)) return;
+  if (std::filesystem::exists(folder))
+    fail(ErrorCode::kFormat, "{} is neither a folder nor a GGUF file; -m takes one of these", folder);
+  fail(ErrorCode::kIo, "there is no model {}; -m takes the folder of a model or a .gguf file", folder);
+}
+
+Tokenizer ModelOptions::tokenizer() const {
+  std::optional<Tokenizer> found = load_tokenizer(folder);
+  if (!found) fail(ErrorCode::kInvalidArgument, "{} has no tokenizer", folder);
+  return *found;
 }
 
 Transformer ModelOptions::load() const {

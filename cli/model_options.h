@@ -12,7 +12,7 @@
 namespace dsmoe::cli {
 
 struct ModelOptions {
-  std::string folder;
+  std::string folder;                // or a GGUF file
   std::string dtype = "auto";        // of the weights in memory
   std::string cache_dtype = "auto";  // of the keys and values
   Index context = 0;
@@ -22,6 +22,7 @@ struct ModelOptions {
   void add_context(CLI::App& command);
   void check_folder() const;  // throws when there is none: the same words whatever a command opens first
   Transformer load() const;
+  Tokenizer tokenizer() const;  // throws when the model has none
   SessionOptions session() const;
 };
 

@@ -8,7 +8,8 @@
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "cli/table.h"
-#include "dsmoe/tokenizer.h"
+#include "core/fail.h"
+#include "infer/model_files.h"
 
 namespace dsmoe::cli {
 
@@ -21,7 +22,9 @@ struct Options {
 };
 
 void run(const Options& o) {
-  const Tokenizer tokenizer = Tokenizer::load(o.folder);
+  const std::optional<Tokenizer> found = load_tokenizer(o.folder);
+  if (!found) fail(ErrorCode::kIo, "{} has no tokenizer; -m takes a folder with tokenizer.json, that file, or a .gguf file", o.folder);
+  const Tokenizer& tokenizer = *found;
   if (!o.decode.empty()) {
     print(tokenizer.decode(o.decode) + "\n");
     return;
@@ -54,7 +57,7 @@ void add_tokenize(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
   CLI::App* command = program.add_subcommand("tokenize", "Show the tokens of a text, or the text of tokens");
-  command->add_option("-m,--model", o.folder, "A folder with tokenizer.json, or that file")->required();
+  command->add_option("-m,--model", o.folder, "A folder with tokenizer.json, that file, or a .gguf file")->required();
   command->add_option("-p,--prompt", o.prompt, "The text; without it, --file or standard input");
   command->add_option("-f,--file", o.file, "A file with the text; - for standard input");
   command->add_option("--decode", o.decode, "Token ids, to be shown as text");

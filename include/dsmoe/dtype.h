@@ -38,10 +38,31 @@ struct BFloat16 {
   friend bool operator==(BFloat16, BFloat16) = default;
 };
 
-// IEEE half precision, only read: weights of that type are converted when they are loaded.
+// IEEE half precision. Rounded to nearest, ties to even; NaN stays NaN, too large becomes infinite.
 struct Float16 {
   std::uint16_t bits = 0;
 
+  Float16() = default;
+  explicit Float16(float value) {
+    const auto u = std::bit_cast<std::uint32_t>(value);
+    const std::uint32_t magnitude = u & 0x7fffffffu;
+    std::uint32_t half;
+    if (magnitude > 0x7f800000u) {
+      half = 0x7e00u;
+    } else if (magnitude >= 0x477ff000u) {  // 65520 and more
+      half = 0x7c00u;
+    } else if (magnitude < 0x38800000u) {  // subnormal: beside 1/2 a float's last bit is 2^-24, as in a subnormal half
+      half = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+    } else {
+      half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    }
+    bits = static_cast<std::uint16_t>((u >> 16 & 0x8000u) | half);
+  }
+  static Float16 from_bits(std::uint16_t bits) {
+    Float16 half;
+    half.bits = bits;
+    return half;
+  }
   explicit operator float() const {
     // The scaling by 2^112 moves the exponent from bias 15 to bias 127, and normalises subnormal numbers.
     const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fffu) << 13;

@@ -53,12 +53,19 @@ struct ModelConfig {
   std::optional<Index> explicit_head_dim;  // "head_dim"; none: hidden_size / num_attention_heads
   bool mlp_bias = false;
   std::optional<DType> torch_dtype;  // "torch_dtype" or "dtype": what the weights are stored as
+  // "noaux_tc": a bias per expert (e_score_correction_bias) is added to the scores for choosing, as in DeepSeek-V3.
+  std::string topk_method = "greedy";
+
+  // Ours, for training: written to the file when set.
+  double device_aux_loss_alpha = 0;  // the paper's device-level loss
+  Index aux_loss_devices = 1;        // over so many equal groups of experts
+  double router_z_loss_alpha = 0;    // on the router's logits (ST-MoE)
 
   std::string source_json;  // the text it was read from: to_json keeps its unknown fields and its order
 
   // `source` names the text in errors, for example the path of the file. Reads and validates.
   static ModelConfig from_json(std::string_view text, const std::string& source);
-  static ModelConfig load(const std::filesystem::path& path);  // a model's folder, or the file itself
+  static ModelConfig load(const std::filesystem::path& path);  // a model's folder, the file itself, or a GGUF file
   static ModelConfig preset(std::string_view name);            // throws with the list of names when unknown
   static const std::vector<std::string>& preset_names();
 
@@ -69,6 +76,7 @@ struct ModelConfig {
   Index kv_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
   Index shared_experts() const { return n_shared_experts.value_or(0); }
   Index routed_experts() const { return n_routed_experts.value_or(0); }
+  bool selection_bias() const { return topk_method == "noaux_tc"; }
   Index experts_per_token() const { return num_experts_per_tok.value_or(0); }
   // The modulo is on the layer's own index: moe_layer_freq 2 and first_k_dense_replace 1 give layers 2, 4, 6, ...
   bool is_moe_layer(Index layer) const {

@@ -30,7 +30,8 @@ struct ExpertTensors {
   Tensor gate_proj, up_proj, down_proj;
 };
 
-// Weights, all f32 or all bf16 (on the CPU the gate may be f32 beside bf16 experts).
+// Weights, all f32 or all bf16 (on the CPU the gate and its bias may be f32 beside bf16 experts); or, on the CPU, f16 and
+// quantized, each matrix in a type of its own, with f32 activations and forward only.
 struct MoeWeights {
   Tensor gate;                        // [E, D]
   Tensor gate_bias;                   // [E] f32, only with MoeConfig::selection_bias
@@ -70,7 +71,8 @@ struct Routing {
 // Each with its coefficient in it; 0 where the coefficient is.
 struct BalanceLosses {
   double sequence = 0, batch = 0, device = 0;
-  double total() const { return sequence + batch + device; }
+  double router_z = 0;  // not of balance, but of the router's logits; it is added alike
+  double total() const { return sequence + batch + device + router_z; }
 };
 
 struct MoeForward {
@@ -83,9 +85,12 @@ struct MoeForward {
   Tensor status;                       // a GPU's, [4]: the first token whose scores are not finite (i32), the losses (f32)
 };
 
+struct RoutingOverrides;
+
 struct MoeForwardOptions {
   bool training = false;      // compute balance losses and keep what backward needs
   Index sequence_length = 0;  // for x [T, D] that holds several sequences; 0: one sequence. Known for x [B, S, D].
+  const RoutingOverrides* overrides = nullptr;  // routing_overrides.h; refused in training
 };
 
 class MoeLayer {
@@ -95,7 +100,7 @@ class MoeLayer {
   const MoeConfig& config() const { return config_; }
   const MoeWeights& weights() const { return weights_; }
 
-  // x [T, D] or [B, S, D], in the dtype of the experts.
+  // x [T, D] or [B, S, D], in the dtype of the experts (f32 for f16 and quantized ones).
   MoeForward forward(Context& ctx, const Tensor& x, const MoeForwardOptions& options = {}) const;
 
   // Waits for a GPU's results and fetches the losses. A NaN or infinite score is an Error here, as it is in forward() on

@@ -43,6 +43,8 @@ struct MoeConfig {
   float batch_balance_alpha = 0.0f;   // over all tokens (the paper's expert-level loss, eq. 12-14)
   float device_balance_alpha = 0.0f;  // over groups of experts (eq. 15-17)
   Index devices = 1;                  // equal, contiguous groups of routed experts for the device-level loss
+  // Keeps the router's logits small: the mean over tokens of log²(sum of e^logit) (ST-MoE, eq. 5). Softmax scores only.
+  float router_z_alpha = 0.0f;
 
   int layer_index = -1;  // named in errors; -1 leaves the layer out
 

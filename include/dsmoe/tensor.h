@@ -89,7 +89,7 @@ class Tensor {
   Tensor rows(Index begin, Index end) const;  // a view of rows [begin, end) of the first dimension
   Tensor reshape(Shape shape) const;          // a view with as many elements
   Tensor clone() const;                       // a copy of the numbers
-  Tensor to(DType dtype) const;               // f32 <-> bf16, f16 -> either; the same handle when nothing changes
+  Tensor to(DType dtype) const;               // between f32, bf16 and f16; the same handle when nothing changes
   // A copy on the other device; the same handle when nothing changes. Waits for all work of the GPU that was launched
   // before.
   Tensor to(Device device) const;

@@ -39,6 +39,9 @@ struct TokenizerParts {
 // The "pre_tokenizer" value of tokenizer.json for a pipeline known by name: "deepseek-llm", "deepseek-coder",
 // "deepseek-v3", "gpt-2", "gigachat", "llama-bpe" (the names that GGUF files use).
 std::string pre_tokenizer_json(std::string_view name);
+// The reverse, for the "pre_tokenizer" value of any tokenizer.json: the name of a pipeline that does the same; "" when
+// there is none among the known ones.
+std::string pre_tokenizer_name(std::string_view json);
 
 struct EncodeOptions {
   std::optional<bool> add_bos;  // unset: as the tokenizer's files say

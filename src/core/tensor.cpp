@@ -182,6 +182,10 @@ Tensor Tensor::to(DType dtype) const {
     convert(span<Float16>(), t.data<float>());
   } else if (dtype_ == DType::kF16 && dtype == DType::kBF16) {
     convert(span<Float16>(), t.data<BFloat16>());
+  } else if (dtype_ == DType::kF32 && dtype == DType::kF16) {
+    convert(span<float>(), t.data<Float16>());
+  } else if (dtype_ == DType::kBF16 && dtype == DType::kF16) {
+    convert(span<BFloat16>(), t.data<Float16>());
   } else {
     fail(ErrorCode::kUnsupported, "no conversion from {} to {}", to_string(dtype_), to_string(dtype));
   }

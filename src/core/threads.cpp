@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <thread>
@@ -39,6 +40,15 @@ struct ThreadPool::Shared {
   Call call = nullptr;
   void* fn = nullptr;
 
+  // Memory to fetch while waiting. Each number is atomic, the set is not: a mixture of two sets is fetched in vain.
+  struct Piece {
+    std::atomic<const char*> begin{nullptr};
+    std::atomic<std::size_t> bytes{0};
+  };
+  std::array<Piece, kMaxComing> coming;
+  std::atomic<std::size_t> fetched{0};   // how much of them has been taken by someone
+  std::atomic<std::size_t> to_fetch{0};  // how much there is
+
   std::mutex error_mutex;
   std::exception_ptr error;
   std::int64_t error_task = 0;
@@ -57,7 +67,8 @@ ThreadPool::ThreadPool(int threads) : size_(threads > 0 ? threads : available_co
     shared_->threads.emplace_back([this, i] {
       std::uint32_t seen = 0;
       for (;;) {
-        for (int spin = 0; spin < kSpins && shared_->epoch.load(std::memory_order_acquire) == seen; ++spin) pause_cpu();
+        for (int spin = 0; spin < kSpins && shared_->epoch.load(std::memory_order_acquire) == seen;)
+          if (!fetch_some()) pause_cpu(), ++spin;
         shared_->epoch.wait(seen, std::memory_order_acquire);
         seen = shared_->epoch.load(std::memory_order_acquire);
         if (shared_->stop) return;
@@ -94,6 +105,38 @@ void ThreadPool::work(int worker) {
   current_worker = outer;
 }
 
+void ThreadPool::coming_up(std::span<const std::span<const std::byte>> memory) {
+  if (size_ == 1) return;
+  std::size_t total = 0;
+  shared_->to_fetch.store(0, std::memory_order_relaxed);
+  for (std::size_t i = 0; i < kMaxComing; ++i) {
+    const std::span<const std::byte> piece = i < memory.size() ? memory[i] : std::span<const std::byte>();
+    shared_->coming[i].begin.store(reinterpret_cast<const char*>(piece.data()), std::memory_order_relaxed);
+    shared_->coming[i].bytes.store(piece.size(), std::memory_order_relaxed);
+    total += piece.size();
+  }
+  shared_->fetched.store(0, std::memory_order_relaxed);
+  shared_->to_fetch.store(total, std::memory_order_release);
+}
+
+// Asks for the next few cache lines of what is coming up; false when there is nothing left.
+bool ThreadPool::fetch_some() {
+  constexpr std::size_t kLine = 64, kLines = 8;
+  const std::size_t all = shared_->to_fetch.load(std::memory_order_acquire);
+  if (shared_->fetched.load(std::memory_order_relaxed) >= all) return false;
+  std::size_t at = shared_->fetched.fetch_add(kLine * kLines, std::memory_order_relaxed);
+  for (const Shared::Piece& piece : shared_->coming) {
+    const std::size_t bytes = piece.bytes.load(std::memory_order_relaxed);
+    if (at < bytes) {
+      const char* line = piece.begin.load(std::memory_order_relaxed) + at;
+      for (std::size_t i = 0; i < kLines; ++i) __builtin_prefetch(line + i * kLine, 0, 2);
+      return true;
+    }
+    at -= bytes;
+  }
+  return false;
+}
+
 void ThreadPool::run_erased(std::int64_t tasks, Call call, void* fn) {
   if (tasks <= 0) return;
   if (current_worker >= 0) {  // nested: this thread has its tasks already
@@ -114,7 +157,8 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, void* fn) {
   }
   work(0);
   if (!alone) {
-    for (int spin = 0; spin < kSpins && shared_->busy.load(std::memory_order_acquire) != 0; ++spin) pause_cpu();
+    for (int spin = 0; spin < kSpins && shared_->busy.load(std::memory_order_acquire) != 0;)
+      if (!fetch_some()) pause_cpu(), ++spin;
     for (int left = shared_->busy.load(std::memory_order_acquire); left != 0;
          left = shared_->busy.load(std::memory_order_acquire))
       shared_->busy.wait(left, std::memory_order_acquire);

@@ -19,10 +19,10 @@ void Evaluator::add(std::span<const std::int32_t> sequence, const LogitSink& sin
   for (Index t = 0; t < length; t += kChunk) {
     const Index n = std::min(kChunk, length - t);
     Tensor logits = model_.forward(ctx_, sequence.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache, n,
-                                   probe_);
+                                   probe_, overrides_ ? &*overrides_ : nullptr);
     if (sink) sink(logits);
     std::vector<std::int32_t> targets(static_cast<std::size_t>(n), ops::kIgnoredTarget);
-    for (Index i = 0; i < n && t + i + 1 < length; ++i)
+    for (Index i = std::max<Index>(0, first_ - t - 1); i < n && t + i + 1 < length; ++i)
       targets[static_cast<std::size_t>(i)] = sequence[static_cast<std::size_t>(t + i + 1)];
     const ops::CrossEntropy loss = ops::cross_entropy(ctx_, logits, targets);
     result_.loss_sum += loss.loss_sum;

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 
+#include "dsmoe/routing_overrides.h"
 #include "model/transformer.h"
 
 namespace dsmoe {
@@ -26,14 +28,19 @@ class Evaluator {
   Evaluator(Context& ctx, const Transformer& model, DType cache_dtype) : ctx_(ctx), model_(model), cache_dtype_(cache_dtype) {}
 
   void add(std::span<const std::int32_t> sequence, const LogitSink& sink = {});
+  // Counts only the tokens at this place of a sequence (from 0) and later: those before it are context.
+  void set_first(Index place) { first_ = place; }
   void set_probe(RoutingProbe probe) { probe_ = std::move(probe); }
+  void set_overrides(RoutingOverrides overrides) { overrides_ = std::move(overrides); }
   const Evaluation& result() const { return result_; }
 
  private:
   Context& ctx_;
   const Transformer& model_;
   DType cache_dtype_;
+  Index first_ = 0;
   RoutingProbe probe_;
+  std::optional<RoutingOverrides> overrides_;
   Evaluation result_;
 };
 

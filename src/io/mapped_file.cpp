@@ -65,4 +65,11 @@ void MappedFile::advise(Advice advice, std::size_t offset, std::size_t count) co
   ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, flag);
 }
 
+void drop_from_cache(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return;
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  ::close(fd);
+}
+
 }  // namespace dsmoe::io

@@ -45,4 +45,8 @@ class MappedFile {
   std::uint64_t inode_ = 0;  // not used again for another file while this one is mapped
 };
 
+// Takes a file's pages out of the system's cache, so that the next reader finds it as after a restart. Pages that are
+// mapped somewhere, or not yet on the disk, stay. Never an error.
+void drop_from_cache(const std::filesystem::path& path);
+
 }  // namespace dsmoe::io

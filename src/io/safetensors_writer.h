@@ -19,7 +19,7 @@ struct TensorSpec {
   DType dtype = DType::kF32;
   Shape shape;
 
-  std::uint64_t bytes() const { return static_cast<std::uint64_t>(shape.numel()) * size_of(dtype); }
+  std::uint64_t bytes() const { return row_bytes(dtype, shape.numel()); }
 };
 
 // Other tools look for this entry before they load a model.

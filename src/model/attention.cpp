@@ -1,21 +1,22 @@
 #include "model/attention.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "model/linear_layer.h"
 #include "ops/attention.h"
+#include "ops/elementwise.h"
 
 namespace dsmoe {
 
 namespace {
 
 ops::AttentionShape shape_of(const ModelConfig& c) {
-  return {c.num_attention_heads, c.kv_heads(), c.head_dim(), static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.head_dim())))};
+  return {c.num_attention_heads, c.kv_heads(), c.head_dim(),
+          static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.head_dim())))};
 }
 
-void rotate(Context& ctx, const ModelConfig& c, Tensor& x, const ops::RopeTable& rope, std::span<const std::int32_t> positions,
-            bool inverse = false) {
+void rotate(Context& ctx, const ModelConfig& c, Tensor& x, const ops::RopeTable& rope,
+            std::span<const std::int32_t> positions, bool inverse = false) {
   Tensor heads = x.reshape({x.dim(0), x.dim(1) / c.head_dim(), c.head_dim()});
   ops::apply_rope(ctx, heads, rope, positions, inverse);
 }
@@ -34,28 +35,24 @@ Tensor attention_forward(Context& ctx, const ModelConfig& c, const AttentionWeig
   const Index tokens = h.dim(0), first = cache.length;
   const DType dtype = cache.k[layer].dtype();  // attention is computed in the dtype of the cache
   const std::vector<std::int32_t> positions = count_up(tokens, first, tokens);
-  Tensor q = linear_forward(ctx, h, w.q, h.dtype());
-  Tensor k = linear_forward(ctx, h, w.k, h.dtype());
-  const Tensor v = linear_forward(ctx, h, w.v, h.dtype()).to(dtype);
-  rotate(ctx, c, q, rope, positions);
-  rotate(ctx, c, k, rope, positions);
-  q = q.to(dtype);
-  k = k.to(dtype);
+  std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
+  rotate(ctx, c, qkv[0], rope, positions);
+  rotate(ctx, c, qkv[1], rope, positions);
   Tensor k_rows = cache.k[layer].rows(first, first + tokens), v_rows = cache.v[layer].rows(first, first + tokens);
-  std::memcpy(k_rows.raw_mutable(), k.raw(), k.bytes());
-  std::memcpy(v_rows.raw_mutable(), v.raw(), v.bytes());
+  ops::convert(ctx, qkv[1], k_rows);
+  ops::convert(ctx, qkv[2], v_rows);
+  const Tensor q = ops::converted(ctx, qkv[0], dtype);
   Tensor out(dtype, q.shape());
   ops::attention(ctx, shape_of(c), q, cache.k[layer], cache.v[layer], first, out, nullptr);
-  return linear_forward(ctx, out.to(h.dtype()), w.o, DType::kF32);
+  return linear_forward(ctx, ops::converted(ctx, out, h.dtype()), w.o, DType::kF32);
 }
 
 Tensor attention_train(Context& ctx, const ModelConfig& c, const AttentionWeights& w, const ops::RopeTable& rope,
                        const Tensor& h, Index sequence_length, AttentionSaved& saved) {
   const Index tokens = h.dim(0);
   const std::vector<std::int32_t> positions = count_up(tokens, 0, sequence_length);
-  saved.q = linear_forward(ctx, h, w.q, h.dtype());
-  saved.k = linear_forward(ctx, h, w.k, h.dtype());
-  saved.v = linear_forward(ctx, h, w.v, h.dtype());
+  std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
+  saved.q = qkv[0], saved.k = qkv[1], saved.v = qkv[2];
   rotate(ctx, c, saved.q, rope, positions);
   rotate(ctx, c, saved.k, rope, positions);
   saved.out = Tensor(h.dtype(), saved.q.shape());
@@ -76,7 +73,7 @@ Tensor attention_backward(Context& ctx, const ModelConfig& c, const AttentionWei
   const std::vector<std::int32_t> positions = count_up(tokens, 0, sequence_length);
   Tensor dout(DType::kF32, saved.out.shape());
   linear_backward(ctx, dy, saved.out, w.o, grads.o, dout, false);
-  const Tensor dout_t = dout.to(h.dtype());
+  const Tensor dout_t = ops::converted(ctx, dout, h.dtype());
   Tensor dq(DType::kF32, saved.q.shape()), dk(DType::kF32, saved.k.shape()), dv(DType::kF32, saved.v.shape());
   for (Index t = 0; t < tokens; t += sequence_length) {
     const Index end = t + sequence_length;
@@ -88,9 +85,9 @@ Tensor attention_backward(Context& ctx, const ModelConfig& c, const AttentionWei
   rotate(ctx, c, dq, rope, positions, /*inverse=*/true);
   rotate(ctx, c, dk, rope, positions, /*inverse=*/true);
   Tensor dh(DType::kF32, h.shape());
-  linear_backward(ctx, dq.to(h.dtype()), h, w.q, grads.q, dh, false);
-  linear_backward(ctx, dk.to(h.dtype()), h, w.k, grads.k, dh, true);
-  linear_backward(ctx, dv.to(h.dtype()), h, w.v, grads.v, dh, true);
+  linear_backward(ctx, ops::converted(ctx, dq, h.dtype()), h, w.q, grads.q, dh, false);
+  linear_backward(ctx, ops::converted(ctx, dk, h.dtype()), h, w.k, grads.k, dh, true);
+  linear_backward(ctx, ops::converted(ctx, dv, h.dtype()), h, w.v, grads.v, dh, true);
   return dh;
 }
 

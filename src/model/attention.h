@@ -21,8 +21,8 @@ Tensor attention_forward(Context& ctx, const ModelConfig& config, const Attentio
                          const Tensor& h, KvCache& cache, std::size_t layer);
 
 struct AttentionSaved {
-  Tensor q, k, v;  // [T, heads * head_dim], rotated
-  Tensor out;      // [T, H * head_dim] before the output projection
+  Tensor q, k, v;           // [T, heads * head_dim], rotated
+  Tensor out;               // [T, H * head_dim] before the output projection
   std::vector<Tensor> lse;  // per sequence, [H, S]
 };
 

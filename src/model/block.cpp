@@ -1,28 +1,53 @@
 #include "model/block.h"
 
+#include <algorithm>
+#include <array>
+
+#include "core/threads.h"
 #include "model/mlp.h"
 #include "ops/elementwise.h"
 #include "ops/rms_norm.h"
 
 namespace dsmoe {
 
-Block::Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer)
-    : config_(config), w_(weights), layer_(layer) {
+namespace {
+
+// So few that a block's time goes into reading its weights; then it pays that threads fetch while they wait.
+constexpr Index kFewTokens = 4;
+
+void coming_up(Context& ctx, std::initializer_list<const Tensor*> first, std::initializer_list<const Tensor*> then) {
+  constexpr std::size_t kMost = 512 << 10;  // of a tensor: waits are short, and a cache is small
+  std::array<std::span<const std::byte>, ThreadPool::kMaxComing> memory;
+  std::size_t n = 0;
+  for (const auto& list : {first, then})
+    for (const Tensor* t : list)
+      if (n < memory.size()) memory[n++] = {static_cast<const std::byte*>(t->raw()), std::min(kMost, t->bytes())};
+  ctx.pool().coming_up(std::span(memory).first(n));
+}
+
+}  // namespace
+
+Block::Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer, DType dtype)
+    : config_(config), w_(weights), layer_(layer), dtype_(dtype) {
   if (config.is_moe_layer(layer)) moe_.emplace(config.moe(layer), weights.moe);
 }
 
 Tensor Block::norm(Context& ctx, const Tensor& x, const Tensor& weight) const {
-  Tensor h(w_.q.weight.dtype(), x.shape());
+  Tensor h(dtype_, x.shape());
   ops::rms_norm(ctx, x, weight, static_cast<float>(config_.rms_norm_eps), h);
   return h;
 }
 
-void Block::forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe) const {
+void Block::forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe,
+                    const RoutingOverrides* overrides, std::initializer_list<const Tensor*> then) const {
   const auto layer = static_cast<std::size_t>(layer_);
+  const ExpertTensors& mlp = moe_ ? w_.moe.shared : w_.mlp;
+  if (x.dim(0) <= kFewTokens) coming_up(ctx, {&w_.o.weight}, {});
   ops::add(ctx, attention_forward(ctx, config_, w_, rope, norm(ctx, x, w_.input_norm), cache, layer), x);
+  if (x.dim(0) <= kFewTokens) coming_up(ctx, {&mlp.gate_proj, &mlp.up_proj}, then);
   const Tensor h = norm(ctx, x, w_.post_attention_norm);
   if (moe_) {
-    const MoeForward out = moe_->forward(ctx, h);
+    const MoeForward out = moe_->forward(ctx, h, {.overrides = overrides});
     if (probe) probe(layer_, out.routing);
     ops::add(ctx, out.y, x);
   } else {
@@ -47,18 +72,19 @@ void Block::train(Context& ctx, const ops::RopeTable& rope, Tensor& x, Index seq
 
 void Block::backward(Context& ctx, const ops::RopeTable& rope, Index sequence_length, const BlockSaved& saved, Tensor& dx,
                      LayerTensors<MoeGradients>& grads, float aux_scale) const {
-  const DType dtype = w_.q.weight.dtype();
+  const DType dtype = dtype_;
   const auto eps = static_cast<float>(config_.rms_norm_eps);
-  const Tensor dmlp = dx.to(dtype);
-  const Tensor dh = moe_ ? moe_->backward(ctx, dmlp, saved.moe, grads.moe, aux_scale)
-                         : mlp_backward(ctx, w_.mlp, saved.mlp_input, dmlp, saved.mlp, grads.mlp).to(dtype);
+  const Tensor dmlp = ops::converted(ctx, dx, dtype);
+  const Tensor dh =
+      moe_ ? moe_->backward(ctx, dmlp, saved.moe, grads.moe, aux_scale)
+           : ops::converted(ctx, mlp_backward(ctx, w_.mlp, saved.mlp_input, dmlp, saved.mlp, grads.mlp), dtype);
   ops::rms_norm_backward(ctx, dh, saved.x_mid, w_.post_attention_norm, eps, dx, grads.post_attention_norm);
 
   // The normed input is recomputed: it is cheap, and need not be kept.
   const Tensor h = norm(ctx, saved.x_in, w_.input_norm);
-  const Tensor dattention =
-      attention_backward(ctx, config_, w_, rope, h, sequence_length, saved.attention, dx.to(dtype), grads).to(dtype);
-  ops::rms_norm_backward(ctx, dattention, saved.x_in, w_.input_norm, eps, dx, grads.input_norm);
+  const Tensor dattention = attention_backward(ctx, config_, w_, rope, h, sequence_length, saved.attention,
+                                               ops::converted(ctx, dx, dtype), grads);
+  ops::rms_norm_backward(ctx, ops::converted(ctx, dattention, dtype), saved.x_in, w_.input_norm, eps, dx, grads.input_norm);
 }
 
 }  // namespace dsmoe

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <optional>
 
 #include "dsmoe/context.h"
@@ -26,9 +27,12 @@ struct BlockSaved {
 
 class Block {
  public:
-  Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer);
+  // `dtype`: that of the activations.
+  Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer, DType dtype);
 
-  void forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe) const;
+  // `then` are weights that are read after this block: hints for threads that wait.
+  void forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe,
+               const RoutingOverrides* overrides, std::initializer_list<const Tensor*> then) const;
 
   // Over sequences of S tokens; the balance losses are in saved.moe.losses.
   void train(Context& ctx, const ops::RopeTable& rope, Tensor& x, Index sequence_length, BlockSaved& saved) const;
@@ -42,6 +46,7 @@ class Block {
   const ModelConfig& config_;
   const LayerTensors<MoeWeights>& w_;
   Index layer_;
+  DType dtype_;
   std::optional<MoeLayer> moe_;
 };
 

@@ -66,8 +66,16 @@ void check_rope(const ModelConfig& c) {
 void check_moe(const ModelConfig& c) {
   check_size("moe_layer_freq", c.moe_layer_freq);
   check_size("first_k_dense_replace", c.first_k_dense_replace, 0);
-  require(std::isfinite(c.aux_loss_alpha) && c.aux_loss_alpha >= 0,
-          "aux_loss_alpha is {}; it must be finite and not negative, 0 turns the balance loss off", c.aux_loss_alpha);
+  const auto coefficient = [](const char* field, double value) {
+    require(std::isfinite(value) && value >= 0, "{} is {}; it must be finite and not negative, 0 turns the balance loss off",
+            field, value);
+  };
+  coefficient("aux_loss_alpha", c.aux_loss_alpha);
+  coefficient("device_aux_loss_alpha", c.device_aux_loss_alpha);
+  coefficient("router_z_loss_alpha", c.router_z_loss_alpha);
+  check_size("aux_loss_devices", c.aux_loss_devices);
+  require(c.routed_experts() % c.aux_loss_devices == 0, "aux_loss_devices is {}, which does not divide n_routed_experts {}",
+          c.aux_loss_devices, c.routed_experts());
   if (!c.n_routed_experts) return;
   require(*c.n_routed_experts != 0, "n_routed_experts is 0; write null for a model without routed experts");
   check_size("n_routed_experts", c.routed_experts());
@@ -109,6 +117,8 @@ void check_supported(const ModelConfig& c) {
   supported(c.model_type == "deepseek", "model_type", c.model_type, "only \"deepseek\" is supported");
   supported(c.scoring_func == "softmax", "scoring_func", c.scoring_func,
             "only \"softmax\" is supported for this model_type");
+  supported(c.topk_method == "greedy" || c.selection_bias(), "topk_method", c.topk_method,
+            "\"greedy\" and \"noaux_tc\" are supported for this model_type");
   supported(c.hidden_act == "silu", "hidden_act", c.hidden_act, "only \"silu\" is supported");
   if (c.mlp_bias) fail(ErrorCode::kUnsupported, "mlp_bias is true; experts with a bias are not supported, only false is");
   if (c.pretraining_tp != 1)
@@ -155,6 +165,10 @@ MoeConfig ModelConfig::moe(Index layer) const {
   m.shared_experts = shared_experts();
   m.experts_per_token = experts_per_token();
   m.norm_topk_prob = norm_topk_prob;
+  m.selection_bias = selection_bias();
+  m.device_balance_alpha = static_cast<float>(device_aux_loss_alpha);
+  m.devices = aux_loss_devices;
+  m.router_z_alpha = static_cast<float>(router_z_loss_alpha);
   (seq_aux ? m.seq_balance_alpha : m.batch_balance_alpha) = static_cast<float>(aux_loss_alpha);
   m.layer_index = static_cast<int>(layer);
   m.validate();

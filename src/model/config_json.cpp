@@ -8,6 +8,7 @@
 
 #include "core/fail.h"
 #include "dsmoe/model_config.h"
+#include "model/gguf_config.h"
 
 namespace dsmoe {
 
@@ -55,6 +56,10 @@ void visit_fields(Config& c, Visit&& visit) {
   visit("head_dim", c.explicit_head_dim);
   visit("mlp_bias", c.mlp_bias);
   visit("torch_dtype", c.torch_dtype);
+  visit("topk_method", c.topk_method);
+  visit("device_aux_loss_alpha", c.device_aux_loss_alpha);
+  visit("aux_loss_devices", c.aux_loss_devices);
+  visit("router_z_loss_alpha", c.router_z_loss_alpha);
 }
 
 // A value as it may appear in a message: one line, ASCII, short.
@@ -206,6 +211,7 @@ ModelConfig ModelConfig::from_json(std::string_view text, const std::string& sou
 }
 
 ModelConfig ModelConfig::load(const std::filesystem::path& path) {
+  if (io::GgufFile::is_gguf(path)) return config_from_gguf(io::GgufFile::open(path));
   std::error_code ignored;
   const auto file = std::filesystem::is_directory(path, ignored) ? path / "config.json" : path;
   std::ifstream in(file, std::ios::binary);
@@ -227,7 +233,8 @@ std::string ModelConfig::to_json() const {
   visit_fields(before, [&](const char* field, const auto& value) { unchanged[field] = to_value(value); });
   // A new file has every field, except those of variants while they say nothing. A file that was read keeps its text
   // where the value is the same, so 10000 does not become 10000.0.
-  static const std::set<std::string> kOnlyWhenSet = {"pad_token_id", "head_dim", "mlp_bias", "torch_dtype"};
+  static const std::set<std::string> kOnlyWhenSet = {"pad_token_id",          "head_dim",         "mlp_bias", "torch_dtype", "topk_method",
+                                                "device_aux_loss_alpha", "aux_loss_devices", "router_z_loss_alpha"};
   visit_fields(*this, [&](const char* field, const auto& value) {
     Json now = to_value(value);
     const bool same = now == unchanged[field];

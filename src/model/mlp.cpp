@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "moe/weights.h"
+
 namespace dsmoe {
 
 namespace {
@@ -20,6 +22,11 @@ struct AllTokens {
 
 ops::ExpertWeights one_expert(const ExpertTensors& w) {
   const Index width = w.gate_proj.dim(0), model = w.gate_proj.dim(1);
+  if (is_mixed(w)) {
+    ops::ExpertWeights list{.model_width = model, .expert_width = width};
+    add_mixed_expert(list, w);
+    return list;
+  }
   return {.dtype = w.gate_proj.dtype(),
           .model_width = model,
           .expert_width = width,

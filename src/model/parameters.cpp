@@ -65,6 +65,7 @@ class ListBuilder {
               Kind::kExpertDown);
     expert_ = -1;
     add("mlp.gate.weight", {c_.routed_experts(), c_.hidden_size}, Kind::kRouter);
+    if (c_.selection_bias()) add("mlp.gate.e_score_correction_bias", {c_.routed_experts()}, Kind::kRouterBias);
     if (c_.shared_experts() > 0)
       add_mlp("mlp.shared_experts.", c_.shared_experts() * c_.moe_intermediate_size, Kind::kSharedGate, Kind::kSharedUp,
               Kind::kSharedDown);
@@ -81,12 +82,16 @@ class ListBuilder {
 
 bool is_norm(Kind kind) { return between(kind, Kind::kInputNorm, Kind::kFinalNorm); }
 bool is_bias(Kind kind) {
-  return kind == Kind::kQueryBias || kind == Kind::kKeyBias || kind == Kind::kValueBias || kind == Kind::kOutputBias;
+  return kind == Kind::kQueryBias || kind == Kind::kKeyBias || kind == Kind::kValueBias || kind == Kind::kOutputBias ||
+         kind == Kind::kRouterBias;
 }
 bool is_routed_expert(Kind kind) { return between(kind, Kind::kExpertGate, Kind::kExpertDown); }
 bool is_shared_expert(Kind kind) { return between(kind, Kind::kSharedGate, Kind::kSharedDown); }
 bool is_dense_mlp(Kind kind) { return between(kind, Kind::kDenseGate, Kind::kDenseDown); }
+bool is_router(Kind kind) { return kind == Kind::kRouter || kind == Kind::kRouterBias; }
 bool is_attention(Kind kind) { return between(kind, Kind::kQueryWeight, Kind::kOutputBias); }
+bool has_gradient(Kind kind) { return kind != Kind::kRouterBias; }
+DType stored_dtype(Kind kind, DType dtype) { return kind == Kind::kRouterBias ? DType::kF32 : dtype; }
 
 std::vector<Parameter> parameter_list(const ModelConfig& config) {
   config.validate();

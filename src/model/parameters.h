@@ -21,6 +21,7 @@ enum class ParameterKind : std::uint8_t {
   kOutputWeight,
   kOutputBias,
   kRouter,      // [E, D]
+  kRouterBias,  // [E] for choosing; always f32, moved by balancing and never by gradients
   kExpertGate,  // [F, D], of one routed expert
   kExpertUp,    // [F, D]
   kExpertDown,  // [D, F]
@@ -49,7 +50,11 @@ bool is_bias(ParameterKind kind);
 bool is_routed_expert(ParameterKind kind);
 bool is_shared_expert(ParameterKind kind);
 bool is_dense_mlp(ParameterKind kind);
+bool is_router(ParameterKind kind);  // weight and bias
 bool is_attention(ParameterKind kind);  // weights and biases of the four projections
+bool has_gradient(ParameterKind kind);
+// What a parameter is kept in, in a model of `dtype`.
+DType stored_dtype(ParameterKind kind, DType dtype);
 
 std::vector<Parameter> parameter_list(const ModelConfig& config);  // validates the config first
 

@@ -38,7 +38,7 @@ ParameterCount count_parameters(const ModelConfig& config) {
     ++count.tensors;
     count.total += n;
     const bool runs = p.expert < config.experts_per_token();  // which K run does not matter: all are alike
-    const bool moe = is_routed_expert(p.kind) || is_shared_expert(p.kind) || p.kind == ParameterKind::kRouter;
+    const bool moe = is_routed_expert(p.kind) || is_shared_expert(p.kind) || is_router(p.kind);
     if (runs) count.activated += n;
     if (runs && moe) count.moe_activated += n;
     if (p.kind == ParameterKind::kEmbedding) count.embedding += n;
@@ -46,7 +46,7 @@ ParameterCount count_parameters(const ModelConfig& config) {
     if (is_dense_mlp(p.kind)) count.dense_mlp += n;
     if (is_routed_expert(p.kind)) count.routed_experts += n;
     if (is_shared_expert(p.kind)) count.shared_experts += n;
-    if (p.kind == ParameterKind::kRouter) count.router += n;
+    if (is_router(p.kind)) count.router += n;
     if (is_norm(p.kind)) count.norm += n;
     if (p.kind == ParameterKind::kHead) count.head += n;
   }

@@ -23,6 +23,9 @@ Tensor& ModelTensors<Moe>::at(const Parameter& p) {
     case ParameterKind::kOutputWeight: return layer->o.weight;
     case ParameterKind::kOutputBias: return layer->o.bias;
     case ParameterKind::kRouter: return layer->moe.gate;
+    case ParameterKind::kRouterBias:
+      if constexpr (requires { layer->moe.gate_bias; }) return layer->moe.gate_bias;
+      break;
     case ParameterKind::kExpertGate: return expert().gate_proj;
     case ParameterKind::kExpertUp: return expert().up_proj;
     case ParameterKind::kExpertDown: return expert().down_proj;
@@ -46,17 +49,44 @@ Model with_room(const ModelConfig& config) {
   Model m;
   m.layers.resize(static_cast<std::size_t>(config.num_hidden_layers));
   for (Index l = 0; l < config.num_hidden_layers; ++l)
-    if (config.is_moe_layer(l)) m.layers[static_cast<std::size_t>(l)].moe.routed.resize(static_cast<std::size_t>(config.routed_experts()));
+    if (config.is_moe_layer(l))
+      m.layers[static_cast<std::size_t>(l)].moe.routed.resize(static_cast<std::size_t>(config.routed_experts()));
   return m;
 }
 
 }  // namespace
 
+namespace {
+
+// fn(tensor) for every matrix that rows are multiplied with, and the embedding.
+template <class Fn>
+void each_matrix(const ModelWeights& w, Fn fn) {
+  const auto expert = [&](const ExpertTensors& e) { fn(e.gate_proj), fn(e.up_proj), fn(e.down_proj); };
+  fn(w.embedding), fn(w.head);
+  for (const LayerTensors<MoeWeights>& l : w.layers) {
+    fn(l.q.weight), fn(l.k.weight), fn(l.v.weight), fn(l.o.weight);
+    expert(l.mlp), expert(l.moe.shared);
+    for (const ExpertTensors& e : l.moe.routed) expert(e);
+  }
+}
+
+bool all_of(const ModelWeights& w, DType dtype) {
+  bool all = true;
+  each_matrix(w, [&](const Tensor& t) { all = all && (t.numel() == 0 || t.dtype() == dtype); });
+  return all;
+}
+
+}  // namespace
+
+DType activation_dtype(const ModelWeights& w) { return all_of(w, DType::kBF16) ? DType::kBF16 : DType::kF32; }
+bool trainable(const ModelWeights& w) { return all_of(w, DType::kF32) || all_of(w, DType::kBF16); }
+
 ModelWeights empty_weights(const ModelConfig& config) { return with_room<ModelWeights>(config); }
 
 ModelGradients zero_gradients(const ModelConfig& config) {
   auto g = with_room<ModelGradients>(config);
-  for (const Parameter& p : parameter_list(config)) g.at(p) = Tensor::zeros(DType::kF32, p.shape);
+  for (const Parameter& p : parameter_list(config))
+    if (has_gradient(p.kind)) g.at(p) = Tensor::zeros(DType::kF32, p.shape);
   if (config.tie_word_embeddings) g.head = g.embedding;
   return g;
 }

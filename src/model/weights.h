@@ -43,15 +43,21 @@ using ModelGradients = ModelTensors<MoeGradients>;
 extern template struct ModelTensors<MoeWeights>;
 extern template struct ModelTensors<MoeGradients>;
 
+// What is computed in: bf16 when every matrix is, else f32; quantized and f16 matrices take f32 activations.
+DType activation_dtype(const ModelWeights& weights);
+// Whether all matrices are f32, or all bf16: only such a model can be trained.
+bool trainable(const ModelWeights& weights);
+
 // Makes room for a config's layers and experts; every tensor is empty.
 ModelWeights empty_weights(const ModelConfig& config);
 // All zero, f32.
 ModelGradients zero_gradients(const ModelConfig& config);
 
-// From a Hugging Face folder or one safetensors file. Tensors that already have the wanted dtype stay in the mapped
-// file; others are converted. Missing, unexpected, misshaped and mistyped tensors are refused by name.
+// From a Hugging Face folder, one safetensors file, or a GGUF file. Tensors that already have the wanted dtype stay in
+// the mapped file; others are converted (load_gguf_weights leaves quantized ones as they are). Missing, unexpected, misshaped and mistyped tensors are refused by name.
 ModelWeights load_weights(const std::filesystem::path& path, const ModelConfig& config, DType dtype);
 // The dtype in which a checkpoint is best computed with: its own if f32 or bf16, and bf16 for f16 (the same memory).
+// For a GGUF file, bf16 if it is stored so, else f32.
 DType natural_dtype(const std::filesystem::path& path);
 
 // One tensor of a freshly initialised model, as the reference draws it: router uniform in ±1/sqrt(D), norms 1, biases

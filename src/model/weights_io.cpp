@@ -9,12 +9,14 @@
 #include "io/atomic_file.h"
 #include "io/checkpoint.h"
 #include "io/sharded_writer.h"
+#include "model/gguf_weights.h"
 #include "model/weights.h"
 #include "ops/dispatch.h"
 
 namespace dsmoe {
 
 ModelWeights load_weights(const std::filesystem::path& path, const ModelConfig& config, DType dtype) {
+  if (io::GgufFile::is_gguf(path)) return load_gguf_weights(io::GgufFile::open(path), config, dtype);
   const io::Checkpoint checkpoint = io::Checkpoint::open(path);
   const std::vector<Parameter> parameters = parameter_list(config);
   std::vector<std::string> names;
@@ -25,12 +27,13 @@ ModelWeights load_weights(const std::filesystem::path& path, const ModelConfig& 
 
   ModelWeights w = empty_weights(config);
   for (const Parameter& p : parameters)
-    w.at(p) = checkpoint.expect(p.name, {DType::kF32, DType::kBF16, DType::kF16}, p.shape).to(dtype);
+    w.at(p) = checkpoint.expect(p.name, {DType::kF32, DType::kBF16, DType::kF16}, p.shape).to(stored_dtype(p.kind, dtype));
   if (config.tie_word_embeddings) w.head = w.embedding;
   return w;
 }
 
 DType natural_dtype(const std::filesystem::path& path) {
+  if (io::GgufFile::is_gguf(path)) return gguf_compute_dtype(io::GgufFile::open(path));
   const io::Checkpoint checkpoint = io::Checkpoint::open(path);
   for (const std::string& name : checkpoint.names())
     if (checkpoint.info(name).dims.size() == 2) return checkpoint.info(name).dtype == "F32" ? DType::kF32 : DType::kBF16;
@@ -39,7 +42,7 @@ DType natural_dtype(const std::filesystem::path& path) {
 
 Tensor initial_tensor(const ModelConfig& config, const Parameter& p, std::size_t number, std::uint64_t seed, DType dtype,
                       Context& ctx) {
-  Tensor t(dtype, p.shape);
+  Tensor t(stored_dtype(p.kind, dtype), p.shape);
   const Philox rng(seed, number);
   const auto bound = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.hidden_size)));
   const auto deviation = static_cast<float>(config.initializer_range);
@@ -52,7 +55,7 @@ Tensor initial_tensor(const ModelConfig& config, const Parameter& p, std::size_t
       four[j] = p.kind == ParameterKind::kRouter ? bound * (2 * rng.uniform(4 * i + j) - 1) : deviation * four[j];
     return four;
   };
-  ops::dispatch(dtype, [&]<class T>(T) {
+  ops::dispatch(t.dtype(), [&]<class T>(T) {
     T* const to = t.data<T>();
     constexpr Index kPiece = 1 << 16;
     ctx.pool().run((t.numel() + kPiece - 1) / kPiece, [&](Index task, int) {
@@ -85,12 +88,12 @@ void save_model(const std::filesystem::path& folder, const ModelConfig& config, 
   std::vector<io::TensorSpec> specs;
   std::uint64_t total = 0, done = 0;
   for (const Parameter& p : parameters) {
-    specs.push_back({p.name, dtype, p.shape});
-    total += static_cast<std::uint64_t>(p.shape.numel()) * size_of(dtype);
+    specs.push_back({p.name, stored_dtype(p.kind, dtype), p.shape});
+    total += specs.back().bytes();
   }
   io::ShardedWriter writer(folder, specs, max_shard_bytes);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const Tensor t = tensor(parameters[i], i).to(dtype);
+    const Tensor t = tensor(parameters[i], i).to(specs[i].dtype);
     writer.write(parameters[i].name, t);
     done += t.bytes();
     if (progress) progress(done, total);

@@ -56,6 +56,10 @@ BalanceLosses balance_losses(const MoeConfig& c, const ops::Chosen& chosen, Inde
   BalanceLosses losses;
   const Index tokens = chosen.scores.dim(0);
   if (tokens == 0) return losses;
+  if (c.router_z_alpha > 0) {
+    for (const float z : chosen.lse.span<float>()) losses.router_z += static_cast<double>(z) * z;
+    losses.router_z *= c.router_z_alpha / static_cast<double>(tokens);
+  }
   if (c.seq_balance_alpha > 0) {
     const Index sequences = tokens / sequence_length;
     for (Index b = 0; b < sequences; ++b) {
@@ -104,6 +108,13 @@ Tensor balance_backward(const MoeConfig& c, const ops::Chosen& chosen, Index seq
     }
   }
   return dscores;
+}
+
+Tensor router_z_backward(const MoeConfig& c, const ops::Chosen& chosen, float scale) {
+  if (c.router_z_alpha == 0) return Tensor();
+  Tensor dlse = chosen.lse.clone();
+  for (float& z : dlse.span<float>()) z *= 2 * scale * c.router_z_alpha / static_cast<float>(dlse.numel());
+  return dlse;
 }
 
 }  // namespace dsmoe

@@ -12,7 +12,10 @@ namespace dsmoe {
 // sequence_length divides the number of tokens.
 BalanceLosses balance_losses(const MoeConfig& config, const ops::Chosen& chosen, Index sequence_length);
 
-// scale * gradient of the total in the scores [T, E]; empty when all coefficients are 0.
+// scale * gradient of the balance losses in the scores [T, E]; empty when all coefficients are 0.
 Tensor balance_backward(const MoeConfig& config, const ops::Chosen& chosen, Index sequence_length, float scale);
+
+// scale * gradient of the router's z-loss in chosen.lse [T]; empty when there is none.
+Tensor router_z_backward(const MoeConfig& config, const ops::Chosen& chosen, float scale);
 
 }  // namespace dsmoe

@@ -1,5 +1,7 @@
 // One layer, in the order in which a token passes it: gate, plan, gate/up products, down products and sum.
 // Backward reads the same steps from the end.
+#include <algorithm>
+
 #include "core/fail.h"
 #include "dsmoe/moe.h"
 #include "moe/balance.h"
@@ -8,6 +10,7 @@
 #include "moe/plan.h"
 #include "moe/saved.h"
 #include "moe/weights.h"
+#include "ops/elementwise.h"
 #include "ops/experts.h"
 
 namespace dsmoe {
@@ -40,15 +43,21 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   const Index tokens = x.dim(0);
   const Index sequence = x_in.rank() == 3 ? x_in.dim(1) : options.sequence_length > 0 ? options.sequence_length : tokens;
   require(tokens == 0 || tokens % sequence == 0, "{} tokens are no whole number of sequences of {}", tokens, sequence);
+  require(!options.training || options.overrides == nullptr, "routing overrides are for inference, not for training");
   check_devices(ctx, weights_, x_in, "x");
-  if (ctx.backend() == Backend::kCuda)
+  if (ctx.backend() == Backend::kCuda) {
+    require(options.overrides == nullptr, "routing overrides are not supported on a GPU; run this on the CPU");
     return cuda_forward(ctx, config_, weights_, x, x_in.shape(), sequence, options.training);
-  const ops::ExpertWeights experts = expert_list(config_, weights_);
+  }
+  const MoeConfig config = options.overrides ? options.overrides->apply(config_) : config_;
+  const ops::ExpertWeights experts = expert_list(config, weights_);
 
-  const ops::Chosen chosen = gate_forward(ctx, config_, x, weights_.gate, weights_.gate_bias);
-  Plan plan = make_plan(config_, chosen);
+  const ops::Chosen chosen = gate_forward(ctx, config, x, weights_.gate, weights_.gate_bias, options.overrides);
+  const bool mixed = !experts.forms.empty();  // quantized weights: the shared experts are one wide one
+  require(!mixed || !options.training, "quantized weights cannot be trained; load the model in f32 or bf16");
+  Plan plan = make_plan(config, chosen, mixed ? std::min<Index>(1, config.shared_experts) : config.shared_experts);
   ops::ExpertActivations kept;
-  Tensor h(x.dtype(), {plan.rows(), config_.expert_size});  // [R, F]
+  Tensor h(x.dtype(), {tokens * config.slots(), config.expert_size});  // [R, F]
   ops::experts_gate_up(ctx, experts, plan.view(), x, h, options.training ? &kept : nullptr);
 
   MoeForward out;
@@ -91,9 +100,10 @@ Tensor MoeLayer::backward(Context& ctx, const Tensor& dy_in, const MoeForward& f
   const Tensor dscores = balance_backward(config_, saved.chosen, saved.sequence_length, aux_scale);
 
   Tensor dx(DType::kF32, dy.shape());
-  gate_backward(ctx, config_, saved.x, weights_.gate, saved.chosen, dchosen, dscores, grads.gate, dx);
+  gate_backward(ctx, config_, saved.x, weights_.gate, saved.chosen, dchosen, dscores,
+                router_z_backward(config_, saved.chosen, aux_scale), grads.gate, dx);
   ops::experts_gate_up_backward(ctx, experts, plan.view(), d, dx);
-  return dx.to(dy.dtype()).reshape(dy_in.shape());
+  return ops::converted(ctx, dx, dy.dtype()).reshape(dy_in.shape());
 }
 
 }  // namespace dsmoe

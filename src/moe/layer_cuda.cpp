@@ -85,7 +85,8 @@ void cuda_finish(Context& ctx, const MoeConfig& c, MoeForward& forward) {
   if (bad < forward.routing.experts.dim(0)) {
     const std::string layer = c.layer_index >= 0 ? fmt::format("layer {}, ", c.layer_index) : "";
     fail(ErrorCode::kNumeric,
-         "{}token {}: the gate's scores are NaN or infinite; look for NaN or infinity in this layer's input and gate weights",
+         "{}token {}: the gate's scores are NaN or infinite; look for NaN or infinity in this layer's input and gate "
+         "weights",
          layer, bad);
   }
   if (!forward.saved || !has_balance_loss(c)) return;

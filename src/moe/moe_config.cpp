@@ -79,6 +79,9 @@ void MoeConfig::validate() const {
   check.coefficient("seq_balance_alpha", seq_balance_alpha);
   check.coefficient("batch_balance_alpha", batch_balance_alpha);
   check.coefficient("device_balance_alpha", device_balance_alpha);
+  check.coefficient("router_z_alpha", router_z_alpha);
+  check(router_z_alpha == 0 || score == ScoreFunction::kSoftmax, "router_z_alpha is {}, but it is for softmax scores only",
+        router_z_alpha);
   check.size("devices", devices, 1);
   check(routed_experts % devices == 0, "devices is {}, which does not divide the {} routed_experts into equal groups",
         devices, routed_experts);

@@ -6,14 +6,14 @@
 
 namespace dsmoe {
 
-Plan make_plan(const MoeConfig& c, const ops::Chosen& chosen) {
-  const Index tokens = chosen.experts.dim(0), k = c.experts_per_token, shared = c.shared_experts;
-  const Index rows = tokens * c.slots();
+Plan make_plan(const MoeConfig& c, const ops::Chosen& chosen, Index shared) {
+  const Index tokens = chosen.experts.dim(0), k = c.experts_per_token;
+  const Index rows = tokens * (shared + k);
   require(rows <= std::numeric_limits<std::int32_t>::max(), "{} tokens are too many for one call; split the batch", tokens);
 
   Plan plan;
   plan.tokens = tokens;
-  plan.offset.assign(static_cast<std::size_t>(c.all_experts()) + 1, 0);
+  plan.offset.assign(static_cast<std::size_t>(shared + c.routed_experts) + 1, 0);
   plan.token.resize(static_cast<std::size_t>(rows));
   plan.weight.resize(static_cast<std::size_t>(rows));
   plan.slot_row.resize(static_cast<std::size_t>(tokens * k));

@@ -26,6 +26,10 @@ struct Plan {
   ops::ExpertRows view() const { return {tokens, offset, token, weight}; }
 };
 
-Plan make_plan(const MoeConfig& config, const ops::Chosen& chosen);
+// `shared`: the entries of the list that every token chooses; all shared experts may be one wide entry.
+Plan make_plan(const MoeConfig& config, const ops::Chosen& chosen, Index shared);
+inline Plan make_plan(const MoeConfig& config, const ops::Chosen& chosen) {
+  return make_plan(config, chosen, config.shared_experts);
+}
 
 }  // namespace dsmoe

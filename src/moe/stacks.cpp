@@ -30,9 +30,14 @@ struct Stacks {
 template <class Experts>
 Stacks stack(const MoeConfig& c, const Experts& from) {
   const DType dtype = from.routed.front().gate_proj.dtype();
+  require(dtype == DType::kF32 || dtype == DType::kBF16, "the experts are {}; on a GPU they must be f32 or bf16",
+          to_string(dtype));
   const std::size_t element = size_of(dtype), narrow = z(c.expert_size) * element, matrix = narrow * z(c.hidden_size);
   Stacks to{Tensor(dtype, gate_up_shape(c)), Tensor(dtype, down_shape(c))};
   for_each_expert(c, from, [&](const ExpertTensors& e, Index expert, Index part, Index parts) {
+    for (const Tensor* t : {&e.gate_proj, &e.up_proj, &e.down_proj})
+      require(t->dtype() == dtype, "the experts are {} and {}; on a GPU they must be f32 or bf16, all alike",
+              to_string(dtype), to_string(t->dtype()));
     char* const up = static_cast<char*>(to.gate_up.raw_mutable()) + z(expert) * 2 * matrix;
     std::memcpy(up, static_cast<const char*>(e.gate_proj.raw()) + z(part) * matrix, matrix);
     std::memcpy(up + matrix, static_cast<const char*>(e.up_proj.raw()) + z(part) * matrix, matrix);

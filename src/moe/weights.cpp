@@ -1,5 +1,6 @@
 #include "moe/weights.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -21,15 +22,28 @@ void append(List& list, const MoeConfig& c, Index s, Index width, Entry entry) {
   list.down.push_back(entry(2, s * f, width));
 }
 
+// Any dtype that weights may have.
+bool is_weight(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || is_quantized(dtype);
+}
+
+bool any_mixed(const MoeWeights& w) {
+  return is_mixed(w.shared) || std::any_of(w.routed.begin(), w.routed.end(), is_mixed);
+}
+
 void check_tensor(const char* name, const Tensor& t, DType dtype, Shape shape) {
   require(t.shape() == shape && t.dtype() == dtype, "{} is {} {}, expected {} {}", name, to_string(t.dtype()), t.shape(),
           to_string(dtype), shape);
 }
 
-void check_expert(const std::string& name, const ExpertTensors& e, DType dtype, Index width, Index model) {
-  check_tensor((name + "gate_proj").c_str(), e.gate_proj, dtype, {width, model});
-  check_tensor((name + "up_proj").c_str(), e.up_proj, dtype, {width, model});
-  check_tensor((name + "down_proj").c_str(), e.down_proj, dtype, {model, width});
+// With a quantized matrix in the layer, every matrix may have a dtype of its own.
+void check_expert(const std::string& name, const ExpertTensors& e, DType dtype, bool mixed, Index width, Index model) {
+  const auto check = [&](const char* matrix, const Tensor& t, Shape shape) {
+    check_tensor((name + matrix).c_str(), t, mixed && is_weight(t.dtype()) ? t.dtype() : dtype, shape);
+  };
+  check("gate_proj", e.gate_proj, {width, model});
+  check("up_proj", e.up_proj, {width, model});
+  check("down_proj", e.down_proj, {model, width});
 }
 
 ExpertTensors zero_expert(Index width, Index model) {
@@ -47,11 +61,29 @@ void fill(Tensor& t, Fn fn) {
 
 }  // namespace
 
+bool is_mixed(const ExpertTensors& e) {
+  const auto from_file_only = [](const Tensor& t) { return is_quantized(t.dtype()) || t.dtype() == DType::kF16; };
+  return from_file_only(e.gate_proj) || from_file_only(e.up_proj) || from_file_only(e.down_proj);
+}
+
+void add_mixed_expert(ops::ExpertWeights& list, const ExpertTensors& e) {
+  const Index width = e.gate_proj.dim(0), model = e.gate_proj.dim(1);
+  list.gate.push_back({e.gate_proj.raw(), model});
+  list.up.push_back({e.up_proj.raw(), model});
+  list.down.push_back({e.down_proj.raw(), width});
+  list.forms.push_back({e.gate_proj.dtype(), e.up_proj.dtype(), e.down_proj.dtype(), width});
+}
+
 ops::ExpertWeights expert_list(const MoeConfig& c, const MoeWeights& w) {
   ops::ExpertWeights list;
-  list.dtype = w.routed.front().gate_proj.dtype();
   list.model_width = c.hidden_size;
   list.expert_width = c.expert_size;
+  if (any_mixed(w)) {
+    if (c.shared_experts > 0) add_mixed_expert(list, w.shared);
+    for (const ExpertTensors& e : w.routed) add_mixed_expert(list, e);
+    return list;
+  }
+  list.dtype = w.routed.front().gate_proj.dtype();
   const auto add = [&](const ExpertTensors& e, Index s, Index width) {
     append(list, c, s, width, [&](int which, Index first, Index ld) {
       const Tensor& t = which == 0 ? e.gate_proj : which == 1 ? e.up_proj : e.down_proj;
@@ -81,14 +113,16 @@ void MoeWeights::check(const MoeConfig& c) const {
   require(static_cast<Index>(routed.size()) == c.routed_experts, "the config has {} routed experts, the weights have {}",
           c.routed_experts, routed.size());
   const DType dtype = routed.front().gate_proj.dtype();
-  require(dtype == DType::kF32 || dtype == DType::kBF16, "experts must be f32 or bf16, got {}", to_string(dtype));
+  const bool mixed = any_mixed(*this);
+  require(is_weight(dtype), "experts must be f32, bf16, f16 or quantized, got {}", to_string(dtype));
   require(gate.dtype() == DType::kF32 || gate.dtype() == DType::kBF16, "the gate must be f32 or bf16, got {}",
           to_string(gate.dtype()));
   check_tensor("gate", gate, gate.dtype(), {c.routed_experts, c.hidden_size});
   if (c.selection_bias) check_tensor("gate_bias", gate_bias, DType::kF32, {c.routed_experts});
   for (std::size_t i = 0; i < routed.size(); ++i)
-    check_expert(fmt::format("experts.{}.", i), routed[i], dtype, c.expert_size, c.hidden_size);
-  if (c.shared_experts > 0) check_expert("shared_experts.", shared, dtype, c.shared_experts * c.expert_size, c.hidden_size);
+    check_expert(fmt::format("experts.{}.", i), routed[i], dtype, mixed, c.expert_size, c.hidden_size);
+  if (c.shared_experts > 0)
+    check_expert("shared_experts.", shared, dtype, mixed, c.shared_experts * c.expert_size, c.hidden_size);
 }
 
 MoeWeights MoeWeights::random(const MoeConfig& c, DType dtype, std::uint64_t seed, float std) {

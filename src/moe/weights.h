@@ -6,7 +6,13 @@
 
 namespace dsmoe {
 
+// With quantized or f16 matrices the shared experts are one wide expert of the list instead: columns of a quantized matrix
+// cannot be cut anywhere.
 ops::ExpertWeights expert_list(const MoeConfig& config, const MoeWeights& weights);
+// Whether an expert has matrices that are neither f32 nor bf16, and how it then joins a list.
+bool is_mixed(const ExpertTensors& expert);
+void add_mixed_expert(ops::ExpertWeights& list, const ExpertTensors& expert);
+
 ops::ExpertGrads expert_list(const MoeConfig& config, MoeGradients& grads);
 
 // The stacks of weights on a GPU (stacks.cpp).

@@ -29,4 +29,11 @@ void add_bias_backward(Context& ctx, const Tensor& dy, Tensor& dbias) {
   ctx.backend() == Backend::kRef ? ref::add_bias_backward(dy, dbias) : cpu::add_bias_backward(ctx, dy, dbias);
 }
 
+Tensor converted(Context& ctx, const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  Tensor y(dtype, x.shape());
+  convert(ctx, x, y);
+  return y;
+}
+
 }  // namespace dsmoe::ops

@@ -11,6 +11,8 @@ void add(Context& ctx, const Tensor& y, Tensor& x);
 
 // to = from, each f32 or bf16, of the same shape.
 void convert(Context& ctx, const Tensor& from, Tensor& to);
+// In f32 or bf16; x itself when it is in that already.
+Tensor converted(Context& ctx, const Tensor& x, DType dtype);
 
 // y += bias in every row. y [T, N] and bias [N] are f32 or bf16 each.
 void add_bias(Context& ctx, const Tensor& bias, Tensor& y);

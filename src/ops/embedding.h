@@ -1,4 +1,4 @@
-// Rows of a table by number: table [V, D] (f32 or bf16), x [T, D] f32.
+// Rows of a table by number: table [V, D] in any dtype that weights have, x [T, D] f32.
 #pragma once
 
 #include <cstdint>

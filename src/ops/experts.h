@@ -35,12 +35,21 @@ struct MatrixOf {
 using Matrix = MatrixOf<const void*>;
 using GradMatrix = MatrixOf<float*>;
 
+// How the matrices of one expert lie in a file, where they are not all f32 or bf16.
+struct ExpertForm {
+  DType gate, up, down;
+  Index width;
+};
+
 struct ExpertWeights {
-  DType dtype = DType::kF32;
+  DType dtype = DType::kF32;     // of the activations; of all matrices too unless there are forms
   Index model_width = 0;         // D
   Index expert_width = 0;        // F
   std::vector<Matrix> gate, up;  // [F, D] each
   std::vector<Matrix> down;      // [D, F] each
+  // Empty, or one per expert: then matrices have dtypes and experts have widths of their own, activations are f32 and
+  // there is no backward (ops/mixed.h). The rows of an expert are [rows, its width] in h, one expert after another.
+  std::vector<ExpertForm> forms;
 };
 
 struct ExpertGrads {  // as above, in f32

@@ -1,14 +1,15 @@
 #include "ops/linear.h"
 
 #include "core/fail.h"
+#include "ops/mixed.h"
 
 namespace dsmoe::ops {
 
 namespace {
 
 void check(const char* op, const Tensor& rows, const Tensor& w, Index inner) {
-  require(rows.rank() == 2 && w.rank() == 2 && rows.dim(1) == inner, "[{}] shapes {} and {} do not fit", op,
-          rows.shape(), w.shape());
+  require(rows.rank() == 2 && w.rank() == 2 && rows.dim(1) == inner, "[{}] shapes {} and {} do not fit", op, rows.shape(),
+          w.shape());
   require(rows.dtype() == w.dtype() && (w.dtype() == DType::kF32 || w.dtype() == DType::kBF16),
           "[{}] operands must both be f32 or both bf16, got {} and {}", op, to_string(rows.dtype()), to_string(w.dtype()));
 }
@@ -16,11 +17,30 @@ void check(const char* op, const Tensor& rows, const Tensor& w, Index inner) {
 }  // namespace
 
 void linear(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y) {
-  check("linear", x, w, w.dim(1));
-  require(y.shape() == Shape({x.dim(0), w.dim(0)}), "[linear] output is {}, expected [{}, {}]", y.shape(), x.dim(0),
-          w.dim(0));
-  require(y.dtype() == DType::kF32 || y.dtype() == x.dtype(), "[linear] output must be f32 or {}", to_string(x.dtype()));
-  ctx.backend() == Backend::kRef ? ref::linear(x, w, y) : cpu::linear(ctx, x, w, y);
+  const Projection one{&w, &y};
+  linear(ctx, x, {&one, 1});
+}
+
+void linear(Context& ctx, const Tensor& x, std::span<const Projection> projections) {
+  bool any_mixed = false;
+  for (const auto& [w, y] : projections) {
+    const bool mixed = x.dtype() == DType::kF32 && w->dtype() != DType::kF32;
+    any_mixed = any_mixed || mixed;
+    if (!mixed) check("linear", x, *w, w->dim(1));
+    require(x.rank() == 2 && w->rank() == 2 && x.dim(1) == w->dim(1), "[linear] shapes {} and {} do not fit", x.shape(),
+            w->shape());
+    require(y->shape() == Shape({x.dim(0), w->dim(0)}), "[linear] output is {}, expected [{}, {}]", y->shape(), x.dim(0),
+            w->dim(0));
+    require(y->dtype() == DType::kF32 || y->dtype() == x.dtype(), "[linear] output must be f32 or {}",
+            to_string(x.dtype()));
+  }
+  if (ctx.backend() != Backend::kRef && !any_mixed) return cpu::linear(ctx, x, projections);
+  for (const Projection& p : projections) {
+    if (x.dtype() == DType::kF32 && p.w->dtype() != DType::kF32)
+      ctx.backend() == Backend::kRef ? ref::linear_mixed(x, *p.w, *p.y) : cpu::linear_mixed(ctx, x, *p.w, *p.y);
+    else
+      ctx.backend() == Backend::kRef ? ref::linear(x, *p.w, *p.y) : cpu::linear(ctx, x, {&p, 1});
+  }
 }
 
 void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate) {

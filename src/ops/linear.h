@@ -1,5 +1,8 @@
-// y = x · Wᵀ and its gradients. x [T, K], W [N, K], y [T, N]; x and W have one dtype (f32 or bf16).
+// y = x · Wᵀ and its gradients. x [T, K], W [N, K], y [T, N]; x and W have one dtype (f32 or bf16). Forward also takes f32
+// x with W in any other dtype (ops/mixed.h).
 #pragma once
+
+#include <span>
 
 #include "dsmoe/context.h"
 #include "dsmoe/tensor.h"
@@ -8,6 +11,14 @@ namespace dsmoe::ops {
 
 // y may be f32 or the dtype of x; sums are f32 either way.
 void linear(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y);
+
+// Several products of one x, y = x · Wᵀ each, as one piece of work: with few rows the threads' meeting after each product
+// would cost as much as a good part of it.
+struct Projection {
+  const Tensor* w;
+  Tensor* y;
+};
+void linear(Context& ctx, const Tensor& x, std::span<const Projection> projections);
 
 // dx = dy · W (or += with accumulate; dx is f32), dy [T, N] in the dtype of W.
 void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate);
@@ -22,7 +33,7 @@ void linear_backward_weight(const Tensor& dy, const Tensor& x, Tensor& dw);
 }  // namespace ref
 
 namespace cpu {
-void linear(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y);
+void linear(Context& ctx, const Tensor& x, std::span<const Projection> projections);
 void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate);
 void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw);
 }  // namespace cpu

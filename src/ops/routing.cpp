@@ -61,6 +61,16 @@ void candidates(const MoeConfig& c, const float* choice, std::vector<std::int32_
     for (Index i = g * size; i < (g + 1) * size; ++i) index.push_back(static_cast<std::int32_t>(i));
 }
 
+// Makes the experts that may not be chosen worse than any other.
+void bar(const RoutingOverrides& o, const MoeConfig& c, std::vector<float>& choice) {
+  for (const auto& [layer, expert] : o.disabled)
+    if (layer == c.layer_index) choice[static_cast<std::size_t>(expert)] = -INFINITY;
+  std::vector<std::int32_t> best(choice.size());
+  std::iota(best.begin(), best.end(), 0);
+  take_best(best, choice.data(), o.skip_best);
+  for (const std::int32_t expert : best) choice[static_cast<std::size_t>(expert)] = -INFINITY;
+}
+
 [[noreturn]] void fail_not_finite(const MoeConfig& c, Index token, Index expert, float value) {
   const std::string layer = c.layer_index >= 0 ? fmt::format("layer {}, ", c.layer_index) : "";
   fail(ErrorCode::kNumeric,
@@ -72,14 +82,17 @@ bool normalises(const MoeConfig& c) { return c.norm_topk_prob && c.experts_per_t
 
 }  // namespace
 
-Chosen route(Context& ctx, const MoeConfig& c, const Tensor& logits, const Tensor& bias) {
+Chosen route(Context& ctx, const MoeConfig& c, const Tensor& logits, const Tensor& bias,
+             const RoutingOverrides* overrides) {
   const Index tokens = logits.dim(0), e = c.routed_experts, k = c.experts_per_token;
   require(logits.shape() == Shape({tokens, e}), "[route] logits are {}, expected [{}, {}]", logits.shape(), tokens,
           e);
   require(!c.selection_bias || bias.shape() == Shape({e}), "[route] the selection bias is {}, expected [{}]",
           bias.shape(), e);
   Chosen out{Tensor(DType::kF32, {tokens, e}), Tensor(DType::kI32, {tokens, k}), Tensor(DType::kF32, {tokens, k})};
+  if (c.router_z_alpha > 0) out.lse = Tensor(DType::kF32, {tokens});
   float *const all_scores = out.scores.data<float>(), *const weights = out.weights.data<float>();
+  float* const lse = c.router_z_alpha > 0 ? out.lse.data<float>() : nullptr;
   auto* const experts = out.experts.data<std::int32_t>();
   const float* shift = c.selection_bias ? bias.data<float>() : nullptr;
   const auto score_row = ctx.backend() == Backend::kRef ? ref::scores_row : cpu::scores_row;
@@ -90,17 +103,24 @@ Chosen route(Context& ctx, const MoeConfig& c, const Tensor& logits, const Tenso
       if (!std::isfinite(in[i])) fail_not_finite(c, t, i, in[i]);
     float* scores = all_scores + t * e;
     score_row(c.score, e, in, scores);
+    if (lse) {  // the best score is 1 / E at least, so nothing is lost
+      const Index best = std::max_element(in, in + e) - in;
+      lse[t] = in[best] - std::log(scores[best]);
+    }
 
     std::vector<float> biased;
     const float* choice = scores;
-    if (shift) {
+    if (shift || overrides) {
       biased.assign(scores, scores + e);
-      for (Index i = 0; i < e; ++i) biased[static_cast<std::size_t>(i)] += shift[i];
+      if (shift)
+        for (Index i = 0; i < e; ++i) biased[static_cast<std::size_t>(i)] += shift[i];
+      if (overrides) bar(*overrides, c, biased);
       choice = biased.data();
     }
     std::vector<std::int32_t> index;
     candidates(c, choice, index);
     take_best(index, choice, k);
+    require(choice[index.back()] > -INFINITY, "layer {}: the chosen groups have not {} experts left", c.layer_index, k);
 
     double sum = 0;
     for (const std::int32_t i : index) sum += scores[i];
@@ -114,11 +134,12 @@ Chosen route(Context& ctx, const MoeConfig& c, const Tensor& logits, const Tenso
 }
 
 Tensor route_backward(Context& ctx, const MoeConfig& c, const Chosen& chosen, const Tensor& dweights,
-                      const Tensor& dscores) {
+                      const Tensor& dscores, const Tensor& dlse) {
   const Index tokens = chosen.scores.dim(0), e = c.routed_experts, k = c.experts_per_token;
   Tensor dlogits(DType::kF32, {tokens, e});
   float* const out = dlogits.data<float>();
   const bool has_scores = dscores.numel() > 0;
+  const float* const dl = dlse.numel() > 0 ? dlse.data<float>() : nullptr;
   each_token(ctx, tokens, [&](Index t) {
     const float* s = chosen.scores.data<float>() + t * e;
     const std::int32_t* index = chosen.experts.data<std::int32_t>() + t * k;
@@ -139,6 +160,7 @@ Tensor route_backward(Context& ctx, const MoeConfig& c, const Chosen& chosen, co
     if (c.score == ScoreFunction::kSoftmax) {
       double inner = 0;
       for (Index i = 0; i < e; ++i) inner += ds[static_cast<std::size_t>(i)] * s[i];
+      if (dl) inner -= dl[t];  // d lse / d logit = s
       for (Index i = 0; i < e; ++i) out[t * e + i] = static_cast<float>(s[i] * (ds[static_cast<std::size_t>(i)] - inner));
     } else {
       for (Index i = 0; i < e; ++i)

@@ -7,6 +7,7 @@
 
 #include "dsmoe/context.h"
 #include "dsmoe/moe_config.h"
+#include "dsmoe/routing_overrides.h"
 #include "dsmoe/tensor.h"
 
 namespace dsmoe::ops {
@@ -15,15 +16,18 @@ struct Chosen {
   Tensor scores;   // [T, E] f32: softmax or sigmoid of the logits
   Tensor experts;  // [T, K] i32, best first; the lower index wins ties
   Tensor weights;  // [T, K] f32: scores of the chosen, normalised and scaled as the config says
+  Tensor lse;      // [T] f32: log of the sum of e^logit; only with router_z_alpha
 };
 
 // bias [E] f32 (may be empty) is added to the scores for choosing only.
 // NaN or infinite logits give an Error with the layer and the token.
-Chosen route(Context& ctx, const MoeConfig& config, const Tensor& logits, const Tensor& bias);
+// Overrides (may be null) bar experts from being chosen; their K is the config's already.
+Chosen route(Context& ctx, const MoeConfig& config, const Tensor& logits, const Tensor& bias,
+             const RoutingOverrides* overrides = nullptr);
 
-// dlogits [T, E] f32 from dweights [T, K] and, when not empty, dscores [T, E] (the balance losses' part).
+// dlogits [T, E] f32 from dweights [T, K] and, when not empty, dscores [T, E] (the balance losses' part) and dlse [T].
 Tensor route_backward(Context& ctx, const MoeConfig& config, const Chosen& chosen, const Tensor& dweights,
-                      const Tensor& dscores);
+                      const Tensor& dscores, const Tensor& dlse = Tensor());
 
 namespace ref {
 void scores_row(ScoreFunction score, Index e, const float* logits, float* scores);

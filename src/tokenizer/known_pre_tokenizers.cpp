@@ -1,8 +1,11 @@
 // Pre-tokenizers that GGUF files only name.
+#include <cstdlib>
+
 #include "core/fail.h"
 #include "dsmoe/tokenizer.h"
 #include "tokenizer/json_read.h"
 #include "tokenizer/quote.h"
+#include "tokenizer/utf8.h"
 
 namespace dsmoe {
 
@@ -53,7 +56,8 @@ Json by_name(std::string_view name) {
   if (name == "deepseek-coder")
     return sequence({split(R"([\r\n])"), split(R"(\s?\p{L}+)"), split(R"(\s?\p{P}+)"), split(kEastAsian), digits});
   if (name == "deepseek-v3")
-    return sequence({split(R"(\p{N}{1,3})"), split(R"([\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+)"), split(kDeepSeekV3)});
+    return sequence(
+        {split(R"(\p{N}{1,3})"), split(R"([\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+)"), split(kDeepSeekV3)});
   if (name == "llama-bpe") return sequence({split(kLlama3)});
   if (name == "gpt-2" || name == "gigachat") return byte_level(true);
   fail(ErrorCode::kUnsupported,
@@ -61,8 +65,67 @@ Json by_name(std::string_view name) {
        quote(name));
 }
 
+constexpr const char* kNames[] = {"deepseek-llm", "deepseek-coder", "deepseek-v3", "llama-bpe", "gpt-2"};
+
+// Characters that a pattern may write as an escape or as themselves, as themselves.
+std::string spelled_out(const std::string& pattern) {
+  std::string out;
+  for (std::size_t i = 0; i < pattern.size(); ++i) {
+    const char next = i + 1 < pattern.size() ? pattern[i + 1] : '\0';
+    const std::size_t end = pattern.find('}', i);
+    if (pattern[i] != '\\') {
+      out += pattern[i];
+    } else if (next == 'r' || next == 'n' || next == 't') {
+      out += next == 'r' ? '\r' : next == 'n' ? '\n' : '\t';
+      ++i;
+    } else if (next == 'x' && pattern.compare(i + 2, 1, "{") == 0 && end != std::string::npos && end < i + 10) {
+      utf8::append(out, static_cast<std::uint32_t>(std::strtoul(pattern.c_str() + i + 3, nullptr, 16)));
+      i = end;
+    } else {
+      out += pattern.substr(i++, 2);
+    }
+  }
+  return out;
+}
+
+// What each stage does, one text per stage: equal lists cut alike.
+void describe(const Json& part, int depth, std::vector<std::string>& out) {
+  constexpr const char* kWhere = "pre_tokenizer";
+  constexpr int kMaxDepth = 8;
+  if (!part.is_object() || depth > kMaxDepth) return out.emplace_back("unknown"), void();
+  const std::string& type = json_read::text(part, "type", kWhere);
+  if (type == "Sequence") {
+    for (const Json& stage : json_read::array(part, "pretokenizers", kWhere)) describe(stage, depth + 1, out);
+  } else if (type == "Split") {
+    const Json* regex = json_read::find(json_read::object(part, "pattern", kWhere), "Regex");
+    const bool known = regex && regex->is_string() && json_read::text(part, "behavior", kWhere) == "Isolated" &&
+                       !json_read::flag(part, "invert", false, kWhere);
+    out.push_back(known ? "split " + spelled_out(regex->get<std::string>()) : "unknown");
+  } else if (type == "Digits") {
+    out.push_back(json_read::flag(part, "individual_digits", false, kWhere) ? "digits" : "unknown");
+  } else if (type == "ByteLevel") {
+    const bool prefix = json_read::flag(part, "add_prefix_space", true, kWhere);
+    out.push_back(prefix ? "unknown" : json_read::flag(part, "use_regex", true, kWhere) ? "bytes, words" : "bytes");
+  } else {
+    out.emplace_back("unknown");
+  }
+}
+
+std::vector<std::string> description(const Json& pipeline) {
+  std::vector<std::string> out;
+  describe(pipeline, 0, out);
+  return out;
+}
+
 }  // namespace
 
 std::string pre_tokenizer_json(std::string_view name) { return by_name(name).dump(); }
+
+std::string pre_tokenizer_name(std::string_view json) {
+  const std::vector<std::string> wanted = description(json_read::parse(json, "pre_tokenizer"));
+  for (const char* name : kNames)
+    if (wanted == description(by_name(name))) return name;
+  return {};
+}
 
 }  // namespace dsmoe

@@ -20,8 +20,11 @@ const std::string& checked(const std::string& text, const char* what) {
 
 Json model_json(const TokenizerParts& parts, const std::set<std::int32_t>& added_ids) {
   Json vocab = Json::object();
-  for (std::size_t i = 0; i < parts.vocab.size(); ++i) {
-    if (parts.vocab[i].empty() || added_ids.contains(static_cast<std::int32_t>(i))) continue;
+  std::size_t plain = parts.vocab.size();  // added tokens behind the last other one need no entry
+  while (plain > 0 && (parts.vocab[plain - 1].empty() || added_ids.contains(static_cast<std::int32_t>(plain - 1)))) --plain;
+  // Those between others need one: Hugging Face numbers added tokens that the model lacks anew, behind the model's.
+  for (std::size_t i = 0; i < plain; ++i) {
+    if (parts.vocab[i].empty()) continue;
     const bool fresh = vocab.emplace(checked(parts.vocab[i], "token"), i).second;
     require(fresh, "tokenizer parts: the token {} occurs twice", quote(parts.vocab[i]));
   }

@@ -104,10 +104,10 @@ TEST_F(ModelCommands, GenerateRefusesInOneLine) {
     EXPECT_NE(o.err.find(part), std::string::npos) << o.err;
     EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << o.err;
   };
-  refused({"generate", "-m", path("nowhere"), "-p", "x"}, 1, "there is no folder");
-  refused({"chat", "-m", path("nowhere")}, 1, "there is no folder");
-  refused({"eval", "-m", path("nowhere"), "--data", "x.ids"}, 1, "there is no folder");
-  refused({"bench", "model", "-m", path("nowhere")}, 1, "there is no folder");
+  refused({"generate", "-m", path("nowhere"), "-p", "x"}, 1, "there is no model");
+  refused({"chat", "-m", path("nowhere")}, 1, "there is no model");
+  refused({"eval", "-m", path("nowhere"), "--data", "x.ids"}, 1, "there is no model");
+  refused({"bench", "model", "-m", path("nowhere")}, 1, "there is no model");
   refused({"generate", "-m", m, "-p", "x", "--top-p", "0"}, 1, "top-p");
   refused({"generate", "-m", m, "--ids", "999999"}, 1, "999999");
   refused({"generate", "-m", m, "-p", "a b c d e f g", "-c", "3"}, 1, "context of 3");

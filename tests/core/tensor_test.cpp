@@ -75,7 +75,7 @@ TEST(Tensor, ConvertsBetweenF32AndBf16) {
 
 TEST(Float16, EveryValueIsExact) {
   for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
-    const auto value = static_cast<float>(Float16{static_cast<std::uint16_t>(bits)});
+    const auto value = static_cast<float>(Float16::from_bits(static_cast<std::uint16_t>(bits)));
     const std::uint32_t exponent = (bits >> 10) & 31u;
     const std::uint32_t fraction = bits & 1023u;
     EXPECT_EQ(std::signbit(value), bits >= 0x8000u) << bits;
@@ -88,7 +88,31 @@ TEST(Float16, EveryValueIsExact) {
   }
 }
 
-TEST(Tensor, ConvertsFromF16) {
+TEST(Float16, RoundsToNearestEven) {
+  const auto half = [](float x) { return Float16(x).bits; };
+  for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
+    const auto h = Float16::from_bits(static_cast<std::uint16_t>(bits));
+    const auto x = static_cast<float>(h);
+    if (std::isnan(x)) {
+      EXPECT_TRUE(std::isnan(static_cast<float>(Float16(x)))) << bits;
+      continue;
+    }
+    EXPECT_EQ(half(x), bits);
+    const std::uint32_t next = bits + 1;  // the neighbour away from zero
+    if ((bits & 0x7fffu) >= 0x7bffu) continue;
+    const float middle =
+        (x + static_cast<float>(Float16::from_bits(static_cast<std::uint16_t>(next)))) / 2;  // exact in f32
+    EXPECT_EQ(half(middle), bits % 2 == 0 ? bits : next) << bits;
+    EXPECT_EQ(half(std::nextafter(middle, 0.0f)), bits);
+    EXPECT_EQ(half(std::nextafter(middle, 2 * middle)), next);
+  }
+  EXPECT_EQ(half(65519.996f), 0x7bff);
+  EXPECT_EQ(half(65520.0f), 0x7c00);
+  EXPECT_EQ(half(-1e30f), 0xfc00);
+  EXPECT_EQ(half(std::numeric_limits<float>::denorm_min()), 0);
+}
+
+TEST(Tensor, ConvertsFromAndToF16) {
   const std::uint16_t bits[3] = {0x3e00, 0xc000, 0x3c01};  // 1.5, -2, 1 + 2^-10
   const Tensor half = Tensor::wrap(static_cast<const void*>(bits), DType::kF16, {3});
   const Tensor f32 = half.to(DType::kF32);
@@ -97,7 +121,10 @@ TEST(Tensor, ConvertsFromF16) {
   EXPECT_EQ(f32.data<float>()[2], 1.0f + 0x1p-10f);
   const Tensor bf16 = half.to(DType::kBF16);
   EXPECT_EQ(static_cast<float>(bf16.data<BFloat16>()[2]), 1.0f) << "rounded";
-  EXPECT_THROW(f32.to(DType::kF16), Error);
+  const Tensor back = f32.to(DType::kF16);
+  for (Index i = 0; i < 3; ++i) EXPECT_EQ(back.data<Float16>()[i].bits, bits[i]);
+  EXPECT_EQ(static_cast<float>(bf16.to(DType::kF16).data<Float16>()[2]), 1.0f);
+  EXPECT_THROW(f32.to(DType::kI32), Error);
 }
 
 }  // namespace

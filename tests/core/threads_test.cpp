@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstddef>
+#include <span>
 #include <vector>
 
 #include "core/fail.h"
@@ -60,6 +62,19 @@ TEST(Threads, NestedCallsRunSerially) {
     });
   });
   EXPECT_EQ(n, 20);
+}
+
+TEST(Threads, WhatIsComingUpIsOnlyAHint) {
+  ThreadPool pool(3);
+  const std::vector<std::byte> memory(100'000);
+  std::vector<std::span<const std::byte>> pieces(ThreadPool::kMaxComing + 3, memory);  // more than are heeded
+  pieces[1] = {};
+  std::vector<int> sum(7);
+  for (int i = 0; i < 300; ++i) {
+    pool.coming_up(std::span(pieces).first(static_cast<std::size_t>(i) % pieces.size()));
+    pool.run(7, [&](std::int64_t t, int) { sum[static_cast<std::size_t>(t)]++; });
+  }
+  EXPECT_EQ(sum, std::vector<int>(7, 300));
 }
 
 }  // namespace

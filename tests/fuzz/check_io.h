@@ -11,6 +11,7 @@
 
 #include "dsmoe/error.h"
 #include "io/checkpoint_index.h"
+#include "io/gguf.h"
 #include "io/safetensors.h"
 
 namespace dsmoe::io {
@@ -55,6 +56,51 @@ inline bool check_safetensors(std::span<const std::byte> bytes) {
     return true;
   } catch (const Error& e) {
     must_be_one_line(e, ErrorCode::kFormat);
+    return false;
+  }
+}
+
+// True when the bytes are a GGUF file.
+inline bool check_gguf(std::span<const std::byte> bytes) {
+  try {
+    const auto file = GgufFile::from_memory(bytes, "x");
+    std::set<std::string> names;
+    std::uint64_t used = 0;
+    for (const GgufTensorInfo& info : file.tensors()) {
+      must(names.insert(info.name).second && file.contains(info.name), "a name twice or not found");
+      used += info.bytes;
+      try {
+        const Tensor t = file.tensor(info.name);
+        must(t.bytes() == info.bytes && t.shape() == info.shape, "a tensor that is not what the header says");
+        if (t.bytes() == 0) continue;
+        const auto* data = static_cast<const volatile unsigned char*>(t.raw());
+        static_cast<void>(data[0] + data[t.bytes() - 1]);
+      } catch (const Error& e) {
+        must_be_one_line(e, ErrorCode::kUnsupported);
+      }
+    }
+    must(used <= bytes.size(), "tensors that share bytes");
+    std::set<std::string> keys;
+    for (const GgufMetadata::Entry& e : file.metadata().entries()) {
+      must(keys.insert(e.key).second && file.metadata().contains(e.key), "a key twice or not found");
+      const auto read = [&](auto get) {
+        try {
+          get();
+        } catch (const Error& error) {
+          must_be_one_line(error, ErrorCode::kFormat);
+        }
+      };
+      const GgufMetadata& m = file.metadata();
+      read([&] { m.integer(e.key); });
+      read([&] { m.number(e.key); });
+      read([&] { m.boolean(e.key); });
+      read([&] { m.text(e.key); });
+      read([&] { m.texts(e.key); });
+      read([&] { m.integers(e.key); });
+    }
+    return true;
+  } catch (const Error& e) {
+    must_be_one_line(e, e.code() == ErrorCode::kUnsupported ? ErrorCode::kUnsupported : ErrorCode::kFormat);
     return false;
   }
 }

@@ -1,4 +1,5 @@
-// Writes the seeds for safetensors_fuzz and index_fuzz: small files that are right ("ok-") or wrong in one way ("bad-").
+// Writes the seeds for safetensors_fuzz, index_fuzz and gguf_fuzz: small files that are right ("ok-") or wrong in one way
+// ("bad-").
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -8,6 +9,7 @@
 #include "dsmoe/error.h"
 #include "io/atomic_file.h"
 #include "io/checkpoint_index.h"
+#include "io/gguf_writer.h"
 #include "io/safetensors_writer.h"
 
 namespace dsmoe::io {
@@ -68,6 +70,55 @@ void write_indexes(const std::filesystem::path& folder) {
   write_file_atomically(folder / "bad-empty", R"({"metadata":{"total_size":0},"weight_map":{}})");
 }
 
+template <class T>
+std::string raw(T value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+std::string raw_text(std::string_view text) { return raw<std::uint64_t>(text.size()) + std::string(text); }
+
+void write_gguf_files(const std::filesystem::path& folder) {
+  GgufMetadata m;
+  m.set("general.architecture", GgufValue::string("deepseek"));
+  m.set("deepseek.block_count", GgufValue::u32(2));
+  m.set("deepseek.rope.freq_base", GgufValue::f32(10000));
+  m.set("tokenizer.ggml.add_bos_token", GgufValue::boolean(true));
+  m.set("tokenizer.ggml.tokens", GgufValue::strings(std::vector<std::string>{"a", "\xc4\xa0", ""}));
+  m.set("tokenizer.ggml.token_type", GgufValue::i32s(std::vector<std::int32_t>{1, 3, -1}));
+  const auto write = [&](const char* name, const GgufMetadata& metadata, const std::vector<TensorSpec>& specs) {
+    GgufWriter writer(folder / name, metadata, specs);
+    for (const TensorSpec& spec : specs) {
+      const std::string zeros(spec.bytes(), '\0');
+      writer.append(spec.name, std::as_bytes(std::span(zeros)));
+    }
+    writer.finish();
+  };
+  write("ok-empty", GgufMetadata(), {});
+  write("ok-metadata", m, {});
+  write("ok-tensors", m,
+        {{"output.weight", DType::kQ8_0, {2, 32}},
+         {"n", DType::kF32, {3}},
+         {"k", DType::kQ4_K, {1, 256}},
+         {"e", DType::kBF16, {0}}});
+  const std::string head = "GGUF" + raw<std::uint32_t>(3), none = raw<std::uint64_t>(0), one = raw<std::uint64_t>(1);
+  const auto tensor = [&](std::uint32_t type, std::uint64_t offset) {
+    return raw_text("t") + raw<std::uint32_t>(1) + raw<std::uint64_t>(8) + raw(type) + raw(offset);
+  };
+  const auto file = [&](const char* name, const std::string& bytes) { write_file_atomically(folder / name, bytes); };
+  const std::string data(128, 'x');
+  file("ok-version-2", "GGUF" + raw<std::uint32_t>(2) + none + one + raw_text("k") + raw<std::uint32_t>(0) + "v");
+  file("bad-magic", "GGML" + raw<std::uint32_t>(3) + none + none);
+  file("bad-version", "GGUF" + raw<std::uint32_t>(1) + none + none);
+  file("bad-counts", head + std::string(16, '\xff'));
+  file("bad-string", head + none + one + std::string(8, '\xff'));
+  file("bad-array",
+       head + none + one + raw_text("k") + raw<std::uint32_t>(9) + raw<std::uint32_t>(8) + raw<std::uint64_t>(1u << 30));
+  file("bad-value-type", head + none + one + raw_text("k") + raw<std::uint32_t>(99) + data);
+  file("bad-alignment", head + none + one + raw_text("general.alignment") + raw<std::uint32_t>(4) + raw<std::uint32_t>(24));
+  file("bad-offset", head + one + none + tensor(0, 1 << 20) + data);
+  file("bad-type", head + one + none + tensor(5, 0) + data);
+  file("bad-twice", head + raw<std::uint64_t>(2) + none + tensor(0, 0) + tensor(0, 32) + data);
+}
+
 }  // namespace
 }  // namespace dsmoe::io
 
@@ -82,5 +133,7 @@ int main(int argc, char** argv) {
   dsmoe::io::write_ok_files(folder / "safetensors");
   dsmoe::io::write_raw_files(folder / "safetensors");
   dsmoe::io::write_indexes(folder / "index");
+  std::filesystem::create_directories(folder / "gguf");
+  dsmoe::io::write_gguf_files(folder / "gguf");
   return 0;
 }

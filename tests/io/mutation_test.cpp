@@ -70,6 +70,19 @@ TEST(Mutations, SeedsAreWhatTheirNamesSay) {
   const auto indexes = seeds("index");
   ASSERT_GE(indexes.size(), 5u);
   for (const auto& [name, text] : indexes) EXPECT_EQ(check_index(text), name.starts_with("ok-")) << name;
+  const auto models = seeds("gguf");
+  ASSERT_GE(models.size(), 8u);
+  for (const auto& [name, bytes] : models)
+    EXPECT_EQ(check_gguf(std::as_bytes(std::span(bytes))), name.starts_with("ok-")) << name;
+}
+
+TEST(Mutations, GgufFilesAreRefusedOrConsistent) {
+  const auto all = seeds("gguf");
+  const int per_seed = 2000;
+  const int accepted =
+      check_mutations(all, per_seed, [](const std::string& bytes) { return check_gguf(std::as_bytes(std::span(bytes))); });
+  EXPECT_GT(accepted, 100);
+  EXPECT_LT(accepted, static_cast<int>(all.size()) * per_seed / 2);
 }
 
 TEST(Mutations, SafetensorsAreRefusedOrConsistent) {

@@ -3,6 +3,7 @@
 
 #include "core/random.h"
 #include "dsmoe/tensor.h"
+#include "ops/quantize.h"
 
 namespace dsmoe::test {
 
@@ -11,6 +12,15 @@ inline Tensor random_tensor(DType dtype, Shape shape, std::uint64_t seed, float 
   const Philox rng(seed, 99);
   for (Index i = 0; i < t.numel(); ++i) t.data<float>()[i] = scale * rng.normal(static_cast<std::uint64_t>(i));
   return t.to(dtype);
+}
+
+// The same in any dtype that weights may have; quantized types by ops::quantize_row. [N, K]
+inline Tensor random_weights(DType dtype, Shape shape, std::uint64_t seed, float scale = 1.0f) {
+  const Tensor x = random_tensor(DType::kF32, shape, seed, scale);
+  if (!is_quantized(dtype)) return x.to(dtype);
+  Tensor t(dtype, shape);
+  ops::quantize_row(dtype, x.span<float>(), t.raw_mutable());  // rows are whole blocks
+  return t;
 }
 
 // Whole numbers for drawing shapes: draw(n) is uniform in [0, n).

@@ -22,6 +22,13 @@ inline double limit(DType dtype, Index length) {
   return 4 * (rounding_unit(dtype) + std::sqrt(static_cast<double>(length)) * rounding_unit(DType::kF32));
 }
 
+// The same for products of f32 rows with quantized weights, against the reference that rounds rows to 8 bits alike: sums
+// of integers are exact, so only the terms of `blocks` = length / 32 blocks are rounded, twice or three times each (scale
+// times scale, and one or two multiply-adds), and the reference's weights once to f32 (types with minimums).
+inline double quantized_limit(Index length) {
+  return limit(DType::kF32, 3 * ((length + 31) / 32)) + rounding_unit(DType::kF32);
+}
+
 inline double value(const Tensor& t, Index i) {
   switch (t.dtype()) {
     case DType::kF32: return t.data<float>()[i];

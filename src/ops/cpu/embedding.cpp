@@ -2,6 +2,7 @@
 
 #include "ops/cpu/tasks.h"
 #include "ops/dispatch.h"
+#include "ops/mixed.h"
 
 namespace dsmoe::ops::cpu {
 
@@ -11,6 +12,15 @@ void embedding(Context& ctx, const Tensor& table, std::span<const std::int32_t> 
   const KernelTable& kt = kernels();
   const Index d = table.dim(1);
   float* const out = x.data<float>();
+  if (is_quantized(table.dtype()) || table.dtype() == DType::kF16) {
+    const auto bytes = static_cast<Index>(row_bytes(table.dtype(), d));
+    each_block(ctx, x.dim(0), kTokensPerTask, [&](Index first, Index last, int) {
+      for (Index t = first; t < last; ++t)
+        to_floats(table.dtype(), static_cast<const char*>(table.raw()) + ids[static_cast<std::size_t>(t)] * bytes,
+                  {out + t * d, static_cast<std::size_t>(d)});
+    });
+    return;
+  }
   dispatch(table.dtype(), [&]<class T>(T) {
     each_block(ctx, x.dim(0), kTokensPerTask, [&](Index first, Index last, int) {
       for (Index t = first; t < last; ++t)

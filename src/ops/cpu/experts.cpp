@@ -55,8 +55,9 @@ void by_model_columns(Context& ctx, const ExpertRows& rows, Index width, Index l
     Workspace<T> ws(ctx, worker, kt, kMaxRows, lines_b);
     begin(col, here);
     for (Index e = 0; e < rows.experts(); ++e)
-      each_piece(rows.offset[e], rows.offset[e + 1],
-                 [&](Index row, Index count) { fn(kt, ws, Task{e, row, count, col, here}); });
+      each_piece(rows.offset[e], rows.offset[e + 1], [&](Index row, Index count) {
+        fn(kt, ws, Task{e, row, count, col, here});
+      });
     end(kt, col, here);
   });
 }
@@ -80,8 +81,11 @@ void experts_gate_up(Context& ctx, const ExpertWeights& w, const ExpertRows& row
       // The columns of one product are the gate's rows and then the up projection's, so x is packed once for both.
       list_lines(ws.b, t.cols, matrix<T>(wg) + t.col * wg.ld, wg.ld);
       list_lines(ws.b + t.cols, t.cols, matrix<T>(wu) + t.col * wu.ld, wu.ld);
+      // Threads take tasks in turns: this one's next is likely the one that lies ctx.threads() further on.
+      const auto next = static_cast<std::size_t>(i + ctx.threads());
+      const Matrix* after = next < tasks.size() ? &w.gate[static_cast<std::size_t>(tasks[next].expert)] : nullptr;
       product<T>(kt, t.rows, 2 * t.cols, depth, {ws.a, Lines::kAlong}, {ws.b, Lines::kAlong}, ws.block, 2 * t.cols, false,
-                 ws.panels);
+                 ws.panels, after ? matrix<T>(*after) + tasks[next].col * after->ld : nullptr);
       for (Index r = 0; r < t.rows; ++r) {
         float* gate = ws.block + r * 2 * t.cols;
         float* up = gate + t.cols;
@@ -117,8 +121,11 @@ void experts_down_combine(Context& ctx, const ExpertWeights& w, const ExpertRows
           const Matrix& wd = w.down[static_cast<std::size_t>(t.expert)];
           list_lines(ws.a, t.rows, h.data<T>() + t.row * width, width);
           list_lines(ws.b, t.cols, matrix<T>(wd) + t.col * wd.ld, wd.ld);
+          Index next = t.expert + 1;  // with rows
+          while (next < rows.experts() && rows.offset[next] == rows.offset[next + 1]) ++next;
+          const Matrix* after = next < rows.experts() ? &w.down[static_cast<std::size_t>(next)] : nullptr;
           product<T>(kt, t.rows, t.cols, width, {ws.a, Lines::kAlong}, {ws.b, Lines::kAlong}, ws.block, t.cols, false,
-                     ws.panels);
+                     ws.panels, after ? matrix<T>(*after) + t.col * after->ld : nullptr);
           for (Index r = 0; r < t.rows; ++r) {
             const auto row = static_cast<std::size_t>(t.row + r);
             kt.add_scaled(t.cols, rows.weight[row], ws.block + r * t.cols, sum + rows.token[row] * model + t.col);

@@ -5,35 +5,61 @@
 
 #include "core/cpu.h"
 #include "core/fail.h"
+#include "ops/cpu/quant_kernels.h"
 
 namespace dsmoe::cpu {
 
 namespace generic {
 const KernelTable& table();
-}
+const QuantKernels& quant_table();
+}  // namespace generic
 #if defined(__x86_64__)
 namespace avx2 {
 const KernelTable& table();
-}
+const QuantKernels& quant_table();
+}  // namespace avx2
 namespace avx512 {
 const KernelTable& table();
+const QuantKernels& quant_table();
+}  // namespace avx512
+namespace avx512vnni {
+const QuantKernels& quant_table();
 }
 namespace avx512bf16 {
 const KernelTable& table();
 }
 #endif
 
-int available_kernels(const KernelTable** tables, int capacity) {
-  int n = 0;
-  const auto add = [&](const KernelTable& table) {
-    if (n < capacity) tables[n++] = &table;
-  };
+namespace {
+
+struct Available {
+  KernelTable table[5];
+  int count = 0;
+
+  Available() {
+    const auto add = [&](const KernelTable& t, const QuantKernels& quant, const char* name) {
+      table[count] = t;
+      table[count].quant = &quant;
+      table[count++].name = name;
+    };
 #if defined(__x86_64__)
-  if (cpu_features().avx512_bf16) add(avx512bf16::table());
-  if (cpu_features().avx512) add(avx512::table());
-  if (cpu_features().avx2) add(avx2::table());
+    const CpuFeatures& cpu = cpu_features();
+    if (cpu.avx512_bf16)
+      add(avx512bf16::table(), cpu.avx512_vnni ? avx512vnni::quant_table() : avx512::quant_table(), "avx512bf16");
+    if (cpu.avx512_vnni) add(avx512::table(), avx512vnni::quant_table(), "avx512vnni");
+    if (cpu.avx512) add(avx512::table(), avx512::quant_table(), "avx512");
+    if (cpu.avx2) add(avx2::table(), avx2::quant_table(), "avx2");
 #endif
-  add(generic::table());
+    add(generic::table(), generic::quant_table(), "generic");
+  }
+};
+
+}  // namespace
+
+int available_kernels(const KernelTable** tables, int capacity) {
+  static const Available available;
+  int n = 0;
+  for (; n < available.count && n < capacity; ++n) tables[n] = &available.table[n];
   return n;
 }
 

@@ -27,11 +27,24 @@ struct Pieces {
   Index count = 0, length = 0, stride = 0;
 };
 
+// One step of AdamW for all numbers alike, with everything that does not depend on the number worked out.
+struct AdamStep {
+  float grad_scale;    // clipping
+  float beta1, beta2;  // of the moments
+  float keep;          // 1 - learning rate * weight decay; 1 where there is none
+  float rate;          // learning rate / (1 - beta1^t)
+  float root_scale;    // 1 / sqrt(1 - beta2^t)
+  float epsilon;
+};
+
+struct QuantKernels;
+
 struct KernelTable {
   const char* name;
-  int mr;         // rows of the largest tile
-  int nr;         // columns of a tile, and the width of a column panel
-  bool bf16_dot;  // has dot products of bf16 pairs; else bf16 operands are widened to f32 first
+  const QuantKernels* quant = nullptr;  // products with quantized weights; set in kernels.cpp
+  int mr;                               // rows of the largest tile
+  int nr;                               // columns of a tile, and the width of a column panel
+  bool bf16_dot;                        // has dot products of bf16 pairs; else bf16 operands are widened to f32 first
 
   // c[m, n] = a · b (or += with accumulate), a: row panel of width m <= mr, b: column panel of width nr.
   // Units are f32, or pairs of bf16 in the second. `ahead` are runs of memory to fetch into the cache meanwhile.
@@ -44,8 +57,8 @@ struct KernelTable {
   // for all k, in blocks of `depth` units; lines <= few_lines. `ahead` is memory that comes next, in the order in which
   // it lies: it is fetched at the pace at which the lines are read.
   int few_lines;
-  void (*few_f32)(Index k, Index depth, const std::uint32_t* a, int m, const std::uint32_t* const* line, int lines, float* c,
-                  Index ldc, bool accumulate, const void* ahead);
+  void (*few_f32)(Index k, Index depth, const std::uint32_t* a, int m, const std::uint32_t* const* line, int lines,
+                  float* c, Index ldc, bool accumulate, const void* ahead);
   void (*few_bf16)(Index k, Index depth, const std::uint32_t* a, int m, const std::uint32_t* const* line, int lines,
                    float* c, Index ldc, bool accumulate, const void* ahead);
 
@@ -87,6 +100,9 @@ struct KernelTable {
   // ds = scale * p * (dp - mean): from the gradient of probabilities to that of their logits, which are scaled.
   void (*softmax_backward)(Index n, float scale, float mean, const float* p, const float* dp, float* ds);
   void (*sigmoid)(Index n, const float* x, float* y);
+  // m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g², w = keep w - rate m / (root_scale sqrt(v) + epsilon) with
+  // g = grad_scale * gradient. The gradient becomes zero; w is rounded to `stored` as well, unless that is null.
+  void (*adamw)(Index n, const AdamStep& step, float* gradient, float* m, float* v, float* w, std::uint16_t* stored);
   float (*largest)(Index n, const float* x);  // -infinity for none; may pass over NaN
   // y = e^(scale * (x - shift)); returns the sum, one per SIMD lane, then a fixed tree. NaN gives infinity.
   float (*exp_shifted)(Index n, float scale, float shift, const float* x, float* y);
@@ -99,7 +115,7 @@ struct KernelTable {
   float (*read)(Index n, const float* x);  // a sum, to measure how fast memory is read
 };
 
-// The best table for this processor, or the one that DSMOE_CPU_ISA names (avx512bf16, avx512, avx2, generic).
+// The best table for this processor, or the one that DSMOE_CPU_ISA names (avx512bf16, avx512vnni, avx512, avx2, generic).
 const KernelTable& kernels();
 
 // Tables compiled into this build that this processor can run, best first; for tests and `dsmoe info`.

@@ -486,6 +486,24 @@ void sigmoid_all(Index n, const float* x, float* y) {
   each_vector(n, [=](Index i, int count) { store_some(y + i, sigmoid(load_some(x + i, count)), count); });
 }
 
+void adamw(Index n, const AdamStep& s, float* gradient, float* m, float* v, float* w, std::uint16_t* stored) {
+  const V scale = Simd::set(s.grad_scale), beta1 = Simd::set(s.beta1), beta2 = Simd::set(s.beta2);
+  const V new1 = Simd::set(1 - s.beta1), new2 = Simd::set(1 - s.beta2), keep = Simd::set(s.keep);
+  const V rate = Simd::set(-s.rate), root_scale = Simd::set(s.root_scale), epsilon = Simd::set(s.epsilon);
+  each_vector(n, [=](Index i, int count) {
+    const V g = Simd::mul(scale, load_some(gradient + i, count));
+    const V first = Simd::fma(beta1, load_some(m + i, count), Simd::mul(new1, g));
+    const V second = Simd::fma(beta2, load_some(v + i, count), Simd::mul(new2, Simd::mul(g, g)));
+    const V step = Simd::div(first, Simd::fma(root_scale, Simd::sqrt(second), epsilon));
+    const V now = Simd::fma(rate, step, Simd::mul(keep, load_some(w + i, count)));
+    store_some(gradient + i, Simd::zero(), count);
+    store_some(m + i, first, count);
+    store_some(v + i, second, count);
+    store_some(w + i, now, count);
+    if (stored) Simd::store_bf16(stored + i, now, count);
+  });
+}
+
 template <class MulAdd, int kUnit>
 double peak(Index rounds, float* sink) {
   constexpr int kChains = 12;  // enough to hide the latency of a multiply-add
@@ -538,6 +556,7 @@ const KernelTable kTable = {
     .softmax = softmax,
     .softmax_backward = softmax_backward,
     .sigmoid = sigmoid_all,
+    .adamw = adamw,
     .largest = largest,
     .exp_shifted = exp_shifted,
     .rotate = rotate,

@@ -28,17 +28,38 @@ void blocks(Context& ctx, Index m, Index n, Index k, const T* a, Index lda, Line
 
 }  // namespace
 
-void linear(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y) {
-  const Index t = x.dim(0), n = w.dim(0), k = w.dim(1);
+void linear(Context& ctx, const Tensor& x, std::span<const Projection> projections) {
+  const KernelTable& kt = kernels();
+  const Index t = x.dim(0), k = x.dim(1);
+  Index n = 0;  // of all
+  for (const Projection& p : projections) n += p.w->dim(0);
+  const Index cols = columns_per_task(ctx, kt, n);
+  struct Task {
+    const Projection* to;
+    Index col;
+  };
+  std::vector<Task> tasks;
+  for (const Projection& p : projections)
+    for (Index col = 0; col < p.w->dim(0); col += cols) tasks.push_back({&p, col});
+  const auto col_blocks = static_cast<Index>(tasks.size()), row_blocks = (t + kMaxRows - 1) / kMaxRows;
+
   dispatch(x.dtype(), [&]<class T>(T) {
-    dispatch(y.dtype(), [&]<class Y>(Y) {
-      Y* out = y.data<Y>();
-      blocks<T>(ctx, t, n, k, x.data<T>(), k, Lines::kAlong, w.data<T>(), k, Lines::kAlong,
-                [&](const KernelTable& kt, Index m0, Index rows, Index n0, Index width, Operand<T> a, Operand<T> b,
-                    Workspace<T>& ws) {
-                  product<T>(kt, rows, width, k, a, b, ws.block, width, false, ws.panels);
-                  for (Index i = 0; i < rows; ++i) from_f32(kt, width, ws.block + i * width, out + (m0 + i) * n + n0);
-                });
+    const auto lines_of = [&](const Task& task) { return task.to->w->data<T>() + task.col * k; };
+    ctx.pool().run(row_blocks * col_blocks, [&](Index i, int worker) {
+      const Task& task = tasks[static_cast<std::size_t>(i % col_blocks)];
+      const Index m0 = i / col_blocks * kMaxRows, rows = std::min(kMaxRows, t - m0);
+      const Index all = task.to->w->dim(0), width = std::min(cols, all - task.col);
+      Workspace<T> ws(ctx, worker, kt, kMaxRows, kMaxCols);
+      list_lines(ws.a, rows, x.data<T>() + m0 * k, k);
+      list_lines(ws.b, width, lines_of(task), k);
+      // Threads take tasks in turns, so this one's next is likely the one that lies ctx.threads() further on.
+      const Index next = i + ctx.threads();
+      product<T>(kt, rows, width, k, {ws.a, Lines::kAlong}, {ws.b, Lines::kAlong}, ws.block, width, false, ws.panels,
+                 next < col_blocks ? lines_of(tasks[static_cast<std::size_t>(next)]) : nullptr);
+      dispatch(task.to->y->dtype(), [&]<class Y>(Y) {
+        Y* const out = task.to->y->template data<Y>() + m0 * all + task.col;
+        for (Index r = 0; r < rows; ++r) from_f32(kt, width, ws.block + r * width, out + r * all);
+      });
     });
   });
 }

@@ -8,6 +8,7 @@
 #include "core/threads.h"
 #include "dsmoe/tensor.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/quant_kernels.h"
 
 namespace dsmoe::cpu {
 
@@ -30,7 +31,8 @@ double best_rate(double seconds, Work work) {
 }  // namespace
 
 double peak_flops(Context& ctx, DType dtype, double seconds) {
-  const auto peak = dtype == DType::kBF16 ? kernels().peak_bf16 : kernels().peak_f32;
+  const KernelTable& kt = kernels();
+  const auto peak = is_quantized(dtype) ? kt.quant->peak : dtype == DType::kBF16 ? kt.peak_bf16 : kt.peak_f32;
   std::vector<float> sink(static_cast<std::size_t>(ctx.threads()) * 16);
   std::vector<double> count(static_cast<std::size_t>(ctx.threads()) * 8);
   return best_rate(seconds, [&] {

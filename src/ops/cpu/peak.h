@@ -6,8 +6,8 @@
 
 namespace dsmoe::cpu {
 
-// Floating-point operations per second of all threads together, multiply-adds in registers only; for bf16 the dot
-// products of pairs where the processor has them.
+// Operations per second of all threads together, multiply-adds in registers only; for bf16 the dot products of pairs
+// where the processor has them, for quantized types those of 8-bit integers.
 double peak_flops(Context& ctx, DType dtype, double seconds = 0.05);
 
 // Bytes per second that all threads together read from memory, in long streams.

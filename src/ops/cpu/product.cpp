@@ -88,11 +88,11 @@ class Product {
   // a is packed for all of k beforehand.
   static bool few(const KernelTable& kt, Index m, Index k) { return m <= kt.mr && m * k <= kMaxRows * kDepth; }
 
-  void few_rows(Index m, Index n) {
+  void few_rows(Index m, Index n, const void* next) {
     for (Index k0 = 0; k0 < k_; k0 += kBlock)
       pack(kt_, a_, 0, m, k0, std::min(kBlock, k_ - k0), a_panels_ + m * units_before(k0), static_cast<int>(m), 0, wide_);
     const bool whole_units = sizeof(T) == 4 || (kt_.bf16_dot && k_ % 2 == 0);
-    if (m <= kFewRows && whole_units && b_.lines == Lines::kAlong) return few_rows_unpacked(m, n);
+    if (m <= kFewRows && whole_units && b_.lines == Lines::kAlong) return few_rows_unpacked(m, n, next);
     for (Index j = 0; j < n; j += kt_.nr) {
       const Index cols = std::min<Index>(kt_.nr, n - j);
       for (Index k0 = 0; k0 < k_; k0 += kBlock) {
@@ -103,7 +103,7 @@ class Product {
     }
   }
 
-  void few_rows_unpacked(Index m, Index n) {
+  void few_rows_unpacked(Index m, Index n, const void* after) {
     const auto kernel = sizeof(T) == 4 ? kt_.few_f32 : kt_.few_bf16;
     const Index units = sizeof(T) == 4 ? k_ : k_ / 2;
     const auto* const* line = reinterpret_cast<const std::uint32_t* const*>(b_.line);
@@ -112,7 +112,9 @@ class Product {
       // The lines of a whole matrix lie one after another: what comes next is fetched as one stream.
       const bool stream = n - next >= kt_.few_lines && line[next + 1] - line[next] == units;
       kernel(units, kDepth, a_panels_, static_cast<int>(m), line + j, static_cast<int>(lines), c_ + j, ldc_, accumulate_,
-             stream ? line[next] : nullptr);
+             stream      ? line[next]
+             : next >= n ? after
+                         : nullptr);
     }
   }
 
@@ -194,14 +196,14 @@ class Product {
 
 template <class T>
 void product(const KernelTable& kt, Index m, Index n, Index k, Operand<T> a, Operand<T> b, float* c, Index ldc,
-             bool accumulate, void* scratch) {
+             bool accumulate, void* scratch, const void* next) {
   if (m == 0 || n == 0) return;
   if (k == 0) {
     for (Index i = 0; i < m && !accumulate; ++i) std::memset(c + i * ldc, 0, static_cast<std::size_t>(n) * sizeof(float));
     return;
   }
   Product<T> p(kt, a, b, k, c, ldc, accumulate, scratch);
-  if (Product<T>::few(kt, m, k)) return p.few_rows(m, n);
+  if (Product<T>::few(kt, m, k)) return p.few_rows(m, n, next);
   const Index blocks = (m + kMaxRows - 1) / kMaxRows;  // of even height: a low one would pack b for little work
   for (Index i = 0; i < blocks; ++i) {
     const Index m0 = m * i / blocks, rows = m * (i + 1) / blocks - m0;
@@ -209,9 +211,10 @@ void product(const KernelTable& kt, Index m, Index n, Index k, Operand<T> a, Ope
   }
 }
 
-template void product(const KernelTable&, Index, Index, Index, Operand<float>, Operand<float>, float*, Index, bool, void*);
+template void product(const KernelTable&, Index, Index, Index, Operand<float>, Operand<float>, float*, Index, bool, void*,
+                      const void*);
 template void product(const KernelTable&, Index, Index, Index, Operand<BFloat16>, Operand<BFloat16>, float*, Index, bool,
-                      void*);
+                      void*, const void*);
 
 void to_f32(const KernelTable&, Index n, const float* x, float* y) {
   std::memcpy(y, x, static_cast<std::size_t>(n) * sizeof(float));

@@ -30,9 +30,11 @@ inline constexpr Index kMaxCols = 256;
 // Bytes of scratch that product() needs.
 std::size_t product_scratch(const KernelTable& kt);
 
+// `next` is where this thread will most likely read after b: with few rows, which are bound by reading, it is fetched
+// while the last lines of b are worked on, since a stream that starts cold costs as much as several lines.
 template <class T>
 void product(const KernelTable& kt, Index m, Index n, Index k, Operand<T> a, Operand<T> b, float* c, Index ldc,
-             bool accumulate, void* scratch);
+             bool accumulate, void* scratch, const void* next = nullptr);
 
 // Widens or narrows a row between storage and f32; a copy when the storage is f32.
 void to_f32(const KernelTable& kt, Index n, const float* x, float* y);

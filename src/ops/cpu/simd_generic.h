@@ -41,6 +41,9 @@ struct Simd {
   static V div(V a, V b) {
     return make([&](int i) { return a.f[i] / b.f[i]; });
   }
+  static V sqrt(V a) {
+    return make([&](int i) { return __builtin_sqrtf(a.f[i]); });
+  }
   static V min(V a, V b) {
     return make([&](int i) { return a.f[i] < b.f[i] ? a.f[i] : b.f[i]; });
   }

@@ -52,6 +52,8 @@ void check_problem(const Problem& p) {
           c.groups, c.routed_experts, c.groups_per_token, c.experts_per_token);
   require(c.devices > 0 && c.routed_experts % c.devices == 0, "devices ({}) must divide routed_experts ({})", c.devices,
           c.routed_experts);
+  require(c.router_z_alpha == 0, "router_z_alpha is {}; the GPU layer has no router z-loss, only 0 works",
+          c.router_z_alpha);
   require(p.tokens >= 0 && rows_of(p) < static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()) / 2,
           "{} tokens times {} experts each are too many rows", p.tokens, c.slots());
   require(p.sequence_length == 0 || (p.sequence_length > 0 && p.tokens % p.sequence_length == 0),

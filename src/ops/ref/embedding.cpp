@@ -3,17 +3,16 @@
 #include <map>
 #include <vector>
 
-#include "ops/dispatch.h"
+#include "ops/mixed.h"
 
 namespace dsmoe::ops::ref {
 
 void embedding(const Tensor& table, std::span<const std::int32_t> ids, Tensor& x) {
   const Index d = table.dim(1);
-  dispatch(table.dtype(), [&]<class T>(T) {
-    for (Index t = 0; t < x.dim(0); ++t)
-      for (Index i = 0; i < d; ++i)
-        x.data<float>()[t * d + i] = static_cast<float>(table.data<T>()[ids[static_cast<std::size_t>(t)] * d + i]);
-  });
+  const auto bytes = static_cast<Index>(row_bytes(table.dtype(), d));
+  for (Index t = 0; t < x.dim(0); ++t)
+    to_floats(table.dtype(), static_cast<const char*>(table.raw()) + ids[static_cast<std::size_t>(t)] * bytes,
+              {x.data<float>() + t * d, static_cast<std::size_t>(d)});
 }
 
 void embedding_backward(std::span<const std::int32_t> ids, const Tensor& dx, Tensor& dtable) {

@@ -1,0 +1,102 @@
+// dsmoe convert: a model from a Hugging Face folder to a GGUF file or back, tensor by tensor.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/format.h"
+#include "cli/model_output.h"
+#include "cli/output.h"
+#include "core/fail.h"
+#include "infer/model_files.h"
+#include "io/sharded_writer.h"
+#include "model/gguf_config.h"
+#include "model/gguf_export.h"
+#include "model/gguf_rows.h"
+
+namespace dsmoe::cli {
+
+namespace {
+
+struct Options {
+  std::string in, out, type = "auto";
+  double shard_gb = static_cast<double>(io::kDefaultShardBytes) * 1e-9;
+  int threads = 0;
+  bool force = false, json = false;
+};
+
+std::string name_of(const std::string& path) { return std::filesystem::path(path).lexically_normal().stem().string(); }
+
+std::uint64_t to_gguf(const Options& o, const ModelFiles& model, const GgufFileType& type) {
+  check_gguf_carries(model.config());
+  io::GgufMetadata metadata = model.metadata(name_of(o.in));
+  const std::uint64_t bytes = gguf_bytes(model.config(), type);
+  prepare_output(o.out, bytes, o.force);
+  Context ctx(o.threads);
+  with_progress("convert", bytes, [&](const ByteProgress& progress) {
+    write_gguf(
+        ctx, o.out, model.config(), std::move(metadata), type,
+        [&](const Parameter& p, std::size_t) { return model.tensor(p); }, [&](const Parameter& p) { model.release(p); },
+        progress);
+  });
+  return bytes;
+}
+
+std::uint64_t to_folder(const Options& o, const ModelFiles& model, DType dtype) {
+  const std::optional<Tokenizer> tokenizer = model.tokenizer();
+  const std::uint64_t bytes = static_cast<std::uint64_t>(parameter_count(model.config())) * size_of(dtype);
+  prepare_output(o.out, bytes, o.force);
+  with_progress("convert", bytes, [&](const ByteProgress& progress) {
+    save_model(
+        o.out, model.config(), dtype,
+        [&](const Parameter& p, std::size_t) {
+          const Tensor t = to_plain(model.tensor(p), dtype);
+          if (t.dtype() != model.stored_dtype()) model.release(p);
+          return t;
+        },
+        static_cast<std::uint64_t>(o.shard_gb * 1e9), progress);
+  });
+  write_companions(o.out, model.config(), tokenizer);
+  return bytes;
+}
+
+void run(const Options& o) {
+  if (!std::filesystem::exists(o.in)) fail(ErrorCode::kIo, "there is no model {}; give a folder or a .gguf file", o.in);
+  const ModelFiles model = ModelFiles::open(o.in);
+  const DType stored = model.stored_dtype();
+  const GgufFileType& type = gguf_file_type(o.type != "auto" ? o.type : is_quantized(stored) ? "f32" : to_string(stored));
+  const std::uint64_t bytes = is_gguf_name(o.out) ? to_gguf(o, model, type) : to_folder(o, model, type.dtype);
+  const std::int64_t parameters = parameter_count(model.config());
+  if (o.json) {
+    print_json({{"in", o.in}, {"out", o.out}, {"parameters", parameters}, {"bytes", bytes}, {"type", type.name}});
+  } else {
+    print(fmt::format("{}: {} parameters in {}, {}\n", o.out, thousands(parameters), type.name,
+                      human_bytes(static_cast<double>(bytes))));
+  }
+}
+
+}  // namespace
+
+void add_convert(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  Options& o = *options;
+  CLI::App* command = program.add_subcommand("convert", "A model from a Hugging Face folder to a GGUF file, or back");
+  command->add_option("in", o.in, "The model: a folder or a .gguf file")->required();
+  command->add_option("-o,--out", o.out, "Where to: a name that ends with .gguf, or a folder")->required();
+  command->add_option("--type", o.type, "f32, f16 or bf16; auto: as the weights are stored, and f32 for quantized ones")
+      ->check(CLI::IsMember({"auto", "f32", "f16", "bf16"}))
+      ->capture_default_str();
+  command->add_option("--shard-size", o.shard_gb, "GB per file of a folder at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
+  command->add_flag("--force", o.force, "Replace a model that is there");
+  command->add_flag("--json", o.json, "Print the result as JSON");
+  command->footer(
+      "Examples:\n  dsmoe convert my-model -o my-model.gguf\n  dsmoe convert my-model.gguf -o my-folder\n"
+      "dsmoe quantize makes smaller files.");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace dsmoe::cli

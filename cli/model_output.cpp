@@ -1,0 +1,62 @@
+#include "cli/model_output.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "cli/format.h"
+#include "cli/progress.h"
+#include "core/fail.h"
+#include "io/atomic_file.h"
+#include "model/parameters.h"
+
+namespace dsmoe::cli {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string generation_config(const ModelConfig& c) {
+  nlohmann::ordered_json j = {{"_from_model_config", true}};
+  if (c.bos_token_id) j["bos_token_id"] = *c.bos_token_id;
+  if (c.eos_token_id.size() == 1) j["eos_token_id"] = c.eos_token_id.front();
+  if (c.eos_token_id.size() > 1) j["eos_token_id"] = c.eos_token_id;
+  return j.dump(2) + "\n";
+}
+
+}  // namespace
+
+bool is_gguf_name(const std::string& path) { return fs::path(path).extension() == ".gguf"; }
+
+void prepare_output(const std::string& path, std::uint64_t bytes, bool force) {
+  const bool gguf = is_gguf_name(path);
+  if (!force && fs::exists(gguf ? fs::path(path) : fs::path(path) / "config.json"))
+    fail(ErrorCode::kInvalidArgument, "{} already {} a model; choose another name, or --force to replace it", path,
+         gguf ? "is" : "holds");
+  fs::path folder = path;
+  if (gguf) folder = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
+  if (gguf && !fs::is_directory(folder)) fail(ErrorCode::kIo, "there is no folder {}; make it first", folder.string());
+  fs::create_directories(folder);
+  const auto space = fs::space(folder);
+  if (space.available < bytes + (bytes >> 6))
+    fail(ErrorCode::kIo, "{} needs {} but has only {} free; choose another disk", path,
+         human_bytes(static_cast<double>(bytes)), human_bytes(static_cast<double>(space.available)));
+}
+
+std::int64_t parameter_count(const ModelConfig& config) {
+  std::int64_t count = 0;
+  for (const Parameter& p : parameter_list(config)) count += p.shape.numel();
+  return count;
+}
+
+void with_progress(const char* label, std::uint64_t bytes, const std::function<void(const ByteProgress&)>& work) {
+  Progress progress(label, static_cast<std::int64_t>(bytes >> 20), "MiB");
+  work([&](std::uint64_t done, std::uint64_t) { progress.update(static_cast<std::int64_t>(done >> 20)); });
+  progress.finish();
+}
+
+void write_companions(const std::string& folder, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer) {
+  io::write_file_atomically(fs::path(folder) / "generation_config.json", generation_config(config));
+  if (tokenizer) tokenizer->save(folder);
+}
+
+}  // namespace dsmoe::cli

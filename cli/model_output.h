@@ -1,0 +1,29 @@
+// What the commands that write a model share: init, convert, quantize.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "dsmoe/model_config.h"
+#include "dsmoe/tokenizer.h"
+#include "model/weights.h"
+
+namespace dsmoe::cli {
+
+bool is_gguf_name(const std::string& path);  // ends with .gguf: the model goes into that file, else into a folder
+
+// Throws when a model is there already, unless forced; when the folder for the file is missing; or when the disk has
+// no room for the bytes. Makes the folder of a model.
+void prepare_output(const std::string& path, std::uint64_t bytes, bool force);
+
+std::int64_t parameter_count(const ModelConfig& config);
+
+// Runs `work` with something to report bytes to, behind a progress bar.
+void with_progress(const char* label, std::uint64_t bytes, const std::function<void(const ByteProgress&)>& work);
+
+// generation_config.json and the tokenizer's files: what a folder has besides the weights and their config.
+void write_companions(const std::string& folder, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer);
+
+}  // namespace dsmoe::cli

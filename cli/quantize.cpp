@@ -1,0 +1,98 @@
+// dsmoe quantize: a model with smaller numbers, as a GGUF file, tensor by tensor.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/format.h"
+#include "cli/model_output.h"
+#include "cli/output.h"
+#include "core/fail.h"
+#include "infer/model_files.h"
+#include "model/gguf_config.h"
+#include "model/gguf_export.h"
+
+namespace dsmoe::cli {
+
+namespace {
+
+struct Options {
+  std::string in, out, type;
+  int threads = 0;
+  bool force = false, json = false;
+};
+
+// How many bytes are stored as what: a mixture, and rows that the type's blocks do not fit, make several.
+std::map<std::string, std::uint64_t> bytes_by_dtype(const ModelConfig& config, const GgufFileType& type) {
+  std::map<std::string, std::uint64_t> bytes;
+  for (const GgufTensor& t : gguf_layout(config, parameter_list(config))) {
+    const DType dtype = gguf_dtype(type, config, t);
+    bytes[to_string(dtype)] += row_bytes(dtype, t.shape.numel());
+  }
+  return bytes;
+}
+
+void run(const Options& o) {
+  if (!std::filesystem::exists(o.in)) fail(ErrorCode::kIo, "there is no model {}; give a folder or a .gguf file", o.in);
+  if (!is_gguf_name(o.out)) throw UsageError("-o takes a name that ends with .gguf");
+  const GgufFileType& type = gguf_file_type(o.type);
+  const ModelFiles model = ModelFiles::open(o.in);
+  check_gguf_carries(model.config());
+  io::GgufMetadata metadata = model.metadata(std::filesystem::path(o.in).lexically_normal().stem().string());
+  const std::uint64_t bytes = gguf_bytes(model.config(), type);
+  prepare_output(o.out, bytes, o.force);
+  Context ctx(o.threads);
+  with_progress("quantize", bytes, [&](const ByteProgress& progress) {
+    write_gguf(
+        ctx, o.out, model.config(), std::move(metadata), type,
+        [&](const Parameter& p, std::size_t) { return model.tensor(p); }, [&](const Parameter& p) { model.release(p); },
+        progress);
+  });
+
+  const std::int64_t parameters = parameter_count(model.config());
+  const double bits = 8 * static_cast<double>(bytes) / static_cast<double>(parameters);
+  const std::map<std::string, std::uint64_t> parts = bytes_by_dtype(model.config(), type);
+  if (o.json) {
+    print_json({{"in", o.in},
+                {"out", o.out},
+                {"parameters", parameters},
+                {"bytes", bytes},
+                {"bits_per_parameter", bits},
+                {"type", type.name},
+                {"bytes_by_dtype", parts}});
+    return;
+  }
+  std::string list;
+  for (const auto& [name, n] : parts)
+    list += fmt::format("{}{} {:.1f}%", list.empty() ? "" : ", ", name,
+                        100 * static_cast<double>(n) / static_cast<double>(bytes));
+  print(fmt::format("{}: {} parameters in {}, {}, {:.2f} bits each ({})\n", o.out, thousands(parameters), type.name,
+                    human_bytes(static_cast<double>(bytes)), bits, list));
+}
+
+}  // namespace
+
+void add_quantize(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  Options& o = *options;
+  CLI::App* command = program.add_subcommand("quantize", "A smaller model, as a GGUF file");
+  command->add_option("in", o.in, "The model: a folder or a .gguf file")->required();
+  command->add_option("-o,--out", o.out, "The .gguf file to write")->required();
+  command
+      ->add_option("--type", o.type, "How numbers are stored: q8_0, q6_k, q5_0, q4_k_m, q4_k or q4_0, from large to small")
+      ->check(CLI::IsMember({"q8_0", "q6_k", "q5_0", "q4_k_m", "q4_k", "q4_0"}))
+      ->required();
+  command->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
+  command->add_flag("--force", o.force, "Replace a file that is there");
+  command->add_flag("--json", o.json, "Print the result as JSON");
+  command->footer(
+      "Norms and routers stay f32. q4_k_m gives some layers more bits. Rows that are no multiple of a type's\n"
+      "block get one of about as many bits: q5_0 for q4_k, q8_0 for q6_k.\n"
+      "Examples:\n  dsmoe quantize my-model -o my-model-q4_k_m.gguf --type q4_k_m\n"
+      "  dsmoe quantize my-model.gguf -o my-model-q8_0.gguf --type q8_0");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace dsmoe::cli

@@ -1,0 +1,33 @@
+// Writes a model as a GGUF file, tensor by tensor: no more than a piece of one is held at a time.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+
+#include "dsmoe/context.h"
+#include "model/gguf_types.h"
+#include "model/weights.h"
+
+namespace dsmoe::io {
+class GgufMetadata;
+}
+
+namespace dsmoe {
+
+// The bytes that the tensors will need, all together.
+std::uint64_t gguf_bytes(const ModelConfig& config, const GgufFileType& type);
+
+// `metadata` as gguf_metadata() makes it, with the tokenizer's keys; those of the file's type are added. `tensor` gives
+// parameters in any dtype; `release` (may be empty) hears when one is done with. The file appears when it is complete.
+void write_gguf(Context& ctx, const std::filesystem::path& path, const ModelConfig& config, io::GgufMetadata metadata,
+                const GgufFileType& type, const TensorSource& tensor, const std::function<void(const Parameter&)>& release,
+                const ByteProgress& progress);
+
+// A randomly initialised model. Quantized matrices are strung together from blocks drawn at random out of 2^16 per type,
+// each of which holds independent normal numbers, quantized: that is as fast as the disk, whatever the type costs. The
+// other tensors, and all of a plain file, are those of initial_tensor.
+void write_random_gguf(Context& ctx, const std::filesystem::path& path, const ModelConfig& config,
+                       io::GgufMetadata metadata, const GgufFileType& type, std::uint64_t seed,
+                       const ByteProgress& progress);
+
+}  // namespace dsmoe

@@ -1,0 +1,32 @@
+// Which parameters each tensor of a GGUF file holds. Two things differ from a checkpoint: a layer's routed experts are
+// stacked into one tensor per projection, and the rows of the query and key projections are in another order.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dsmoe/model_config.h"
+#include "model/parameters.h"
+
+namespace dsmoe {
+
+struct GgufTensor {
+  std::string name;
+  Shape shape;
+  ParameterKind kind;
+  Index layer;
+  std::vector<std::size_t> parameters;  // their numbers in the list, in the order of their rows
+  Index heads = 0;                      // over 0: rows are ordered by gguf_row within each of so many heads
+};
+
+// In the order in which we write them, which is that in which a token needs them.
+std::vector<GgufTensor> gguf_layout(const ModelConfig& config, const std::vector<Parameter>& parameters);
+
+// Rotations turn pairs of rows of a head. A checkpoint has the first of all pairs, then the second ones; GGUF has the
+// two of a pair beside each other. Row r of the file is row gguf_row(r, head_dim) of the checkpoint.
+inline Index gguf_row(Index r, Index head_dim) {
+  const Index in_head = r % head_dim;
+  return r - in_head + in_head / 2 + in_head % 2 * (head_dim / 2);
+}
+
+}  // namespace dsmoe

@@ -1,0 +1,98 @@
+#include "model/gguf_weights.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/fail.h"
+#include "io/checkpoint.h"
+#include "model/gguf_rows.h"
+
+namespace dsmoe {
+
+namespace {
+
+// Norms, biases and the router are f32 in every file, whatever the matrices are.
+bool is_matrix(ParameterKind kind) { return !is_norm(kind) && !is_bias(kind) && kind != ParameterKind::kRouter; }
+
+Tensor checked(const io::GgufFile& file, const GgufTensor& t) {
+  const Tensor tensor = file.tensor(t.name);
+  if (tensor.shape() != t.shape)
+    fail(ErrorCode::kFormat, "{}: tensor '{}' is {}, expected {}", file.path(), t.name, tensor.shape(), t.shape);
+  const DType dtype = tensor.dtype();
+  if (dtype == DType::kI32 || dtype == DType::kI64 || (!is_matrix(t.kind) && is_quantized(dtype)))
+    fail(ErrorCode::kUnsupported, "{}: tensor '{}' is {}, which is not supported for it", file.path(), t.name,
+         to_string(dtype));
+  return tensor;
+}
+
+// Rows back into the order of a checkpoint; a bias has rows of one number.
+Tensor unpermuted(const Tensor& from, Index heads) {
+  Tensor to(from.dtype(), from.shape());
+  const Index rows = from.dim(0), head_dim = rows / heads;
+  const std::size_t bytes = from.bytes() / static_cast<std::size_t>(rows);
+  auto* const out = static_cast<char*>(to.raw_mutable());
+  const auto* const in = static_cast<const char*>(from.raw());
+  for (Index r = 0; r < rows; ++r)
+    std::memcpy(out + static_cast<std::size_t>(gguf_row(r, head_dim)) * bytes, in + static_cast<std::size_t>(r) * bytes,
+                bytes);
+  return to;
+}
+
+// Readers of this architecture know no bias of attention's output, so a file with the other three has none.
+bool may_be_missing(const GgufTensor& t) { return t.kind == ParameterKind::kOutputBias; }
+
+void check_names(const io::GgufFile& file, const std::vector<GgufTensor>& layout) {
+  io::NameDifference difference{file.path(), {}, {}};
+  std::vector<std::string> names;
+  for (const GgufTensor& t : layout) {
+    names.push_back(t.name);
+    if (!file.contains(t.name) && !may_be_missing(t)) difference.missing.push_back(t.name);
+  }
+  std::sort(names.begin(), names.end());
+  for (const io::GgufTensorInfo& t : file.tensors())
+    if (!std::binary_search(names.begin(), names.end(), t.name)) difference.extra.push_back(t.name);
+  if (!difference.empty()) throw Error(ErrorCode::kFormat, difference.message());
+}
+
+}  // namespace
+
+DType gguf_compute_dtype(const io::GgufFile& file) {
+  for (const io::GgufTensorInfo& t : file.tensors())
+    if (t.shape.rank() >= 2 && t.type->dtype != DType::kBF16 && !t.name.ends_with("ffn_gate_inp.weight"))
+      return DType::kF32;
+  return DType::kBF16;
+}
+
+Tensor gguf_parameter(const io::GgufFile& file, const GgufTensor& t, std::size_t number) {
+  const Tensor tensor = checked(file, t);
+  if (t.heads > 0) return unpermuted(tensor, t.heads);
+  if (!is_routed_expert(t.kind)) return tensor;
+  const auto expert = static_cast<Index>(number);
+  return tensor.rows(expert, expert + 1).reshape({t.shape[1], t.shape[2]});
+}
+
+ModelWeights load_gguf_weights(const io::GgufFile& file, const ModelConfig& config, std::optional<DType> dtype) {
+  const std::vector<Parameter> parameters = parameter_list(config);
+  const std::vector<GgufTensor> layout = gguf_layout(config, parameters);
+  check_names(file, layout);
+  const DType compute = dtype.value_or(gguf_compute_dtype(file));
+  ModelWeights w = empty_weights(config);
+  for (const GgufTensor& t : layout) {
+    for (std::size_t i = 0; i < t.parameters.size(); ++i) {
+      const Parameter& p = parameters[t.parameters[i]];
+      if (!file.contains(t.name)) {
+        w.at(p) = Tensor::zeros(DType::kF32, p.shape);
+        continue;
+      }
+      const Tensor tensor = gguf_parameter(file, t, i);
+      const bool as_it_is = !dtype && is_matrix(t.kind) && (is_quantized(tensor.dtype()) || tensor.dtype() == DType::kF16);
+      w.at(p) = as_it_is ? tensor : to_plain(tensor, is_matrix(t.kind) ? compute : DType::kF32);
+    }
+    // The rows of the copy are used from now on; without this the map's would stay in memory beside them.
+    if (t.heads > 0) file.advise(t.name, io::Advice::kDontNeed);
+  }
+  if (config.tie_word_embeddings) w.head = w.embedding;
+  return w;
+}
+
+}  // namespace dsmoe

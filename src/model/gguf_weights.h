@@ -1,0 +1,23 @@
+// The tensors of a model in a GGUF file.
+#pragma once
+
+#include <optional>
+
+#include "io/gguf.h"
+#include "model/gguf_layout.h"
+#include "model/weights.h"
+
+namespace dsmoe {
+
+// Tensors stay in the mapped file, quantized and f16 ones as they are, experts as slices of the stacked ones. Copied are
+// the query and key projections, whose rows are put back into a checkpoint's order.
+// With a dtype everything is converted to it. Missing, unexpected, misshaped and mistyped tensors are refused by name.
+ModelWeights load_gguf_weights(const io::GgufFile& file, const ModelConfig& config, std::optional<DType> dtype = {});
+
+// One parameter as it is stored, rows in a checkpoint's order. `number` is its place in tensor.parameters.
+Tensor gguf_parameter(const io::GgufFile& file, const GgufTensor& tensor, std::size_t number);
+
+// In what the matrices are multiplied: bf16 when all of them are, else f32.
+DType gguf_compute_dtype(const io::GgufFile& file);
+
+}  // namespace dsmoe

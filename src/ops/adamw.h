@@ -1,0 +1,43 @@
+// AdamW over a list of tensors, in one pass over memory: clipping, moments, decay, update, rounding to storage, and the
+// gradient cleared for the next step.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "dsmoe/context.h"
+#include "dsmoe/tensor.h"
+
+namespace dsmoe::ops {
+
+struct AdamTensor {
+  Tensor weight;    // f32
+  Tensor gradient;  // f32; zero afterwards
+  Tensor m, v;      // f32
+  Tensor stored;    // bf16 copy of the weight, written too; empty when the weight itself is used
+  bool decay = false;
+};
+
+struct AdamOptions {
+  double rate = 1e-3;  // of this step
+  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1;
+  double grad_scale = 1;  // multiplies the gradients first
+  Index step = 1;         // from 1: the moments start at zero and are corrected for it
+};
+
+void adamw(Context& ctx, std::span<AdamTensor> tensors, const AdamOptions& options);
+
+// The sum of squares of all gradients. Its order of summation is fixed by the sizes of the tensors alone.
+double gradient_square(Context& ctx, std::span<const AdamTensor> tensors);
+
+namespace ref {
+void adamw(std::span<AdamTensor> tensors, const AdamOptions& options);
+double gradient_square(std::span<const AdamTensor> tensors);
+}  // namespace ref
+namespace cpu {
+void adamw(Context& ctx, std::span<AdamTensor> tensors, const AdamOptions& options);
+double gradient_square(Context& ctx, std::span<const AdamTensor> tensors);
+}  // namespace cpu
+
+}  // namespace dsmoe::ops

@@ -1,0 +1,129 @@
+// The grouped products with f32 rows and matrices in a file's own dtypes, which may differ from matrix to matrix.
+#include <cstring>
+
+#include "ops/cpu/mixed_product.h"
+#include "ops/cpu/tasks.h"
+#include "ops/mixed.h"
+
+namespace dsmoe::ops::cpu {
+
+using namespace dsmoe::cpu;
+
+namespace {
+
+MixedMatrix mixed(const Matrix& m, DType dtype) {
+  return {static_cast<const char*>(m.data), dtype, static_cast<Index>(row_bytes(dtype, m.ld))};
+}
+
+// Rows [row, row + rows) of expert e by columns [col, col + cols).
+struct Task {
+  std::size_t expert;
+  Index row, rows, col, cols;
+};
+
+// fn(first, count) for pieces of at most kMixedRows of the rows [begin, end), of even height.
+template <class Fn>
+void each_piece(Index begin, Index end, Fn fn) {
+  const Index rows = end - begin, pieces = (rows + kMixedRows - 1) / kMixedRows;
+  for (Index i = 0; i < pieces; ++i) fn(begin + rows * i / pieces, rows * (i + 1) / pieces - rows * i / pieces);
+}
+
+// Few rows are read straight through a task's columns; for many, one panel's worth of both matrices is finished at a time.
+Index columns_at_a_time(Index rows, Index cols) {
+  return rows <= kQuantFewRows ? cols : std::min<Index>(cols, kernels().quant->nr);
+}
+
+}  // namespace
+
+void experts_gate_up_mixed(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& x, Tensor& h) {
+  const KernelTable& kt = kernels();
+  bool quantize = false;
+  for (const ExpertForm& f : w.forms) quantize = quantize || is_quantized(f.gate) || is_quantized(f.up);
+  const MixedRows in(ctx, x.data<float>(), rows.tokens, w.model_width, quantize);
+  std::vector<Task> tasks;
+  std::vector<Index> h_at;  // where an expert's rows begin in h
+  Index numbers = 0, most_cols = 0;
+  for (std::size_t e = 0; e < w.forms.size(); ++e) {
+    h_at.push_back(numbers);
+    const Index width = w.forms[e].width, cols = mixed_columns_per_task(ctx, width * 4);
+    most_cols = std::max(most_cols, cols);
+    numbers += (rows.offset[e + 1] - rows.offset[e]) * width;
+    each_piece(rows.offset[e], rows.offset[e + 1], [&](Index row, Index count) {
+      for (Index c = 0; c < width; c += cols) tasks.push_back({e, row, count, c, std::min(cols, width - c)});
+    });
+  }
+  float* const out = h.data<float>();
+  const Index block = std::max(kQuantFewRows * most_cols, kMixedRows * kt.quant->nr);
+  ctx.pool().run(static_cast<Index>(tasks.size()), [&](Index i, int worker) {
+    const Task& t = tasks[static_cast<std::size_t>(i)];
+    const ExpertForm& form = w.forms[t.expert];
+    const MixedMatrix gate = mixed(w.gate[t.expert], form.gate), up = mixed(w.up[t.expert], form.up);
+    MixedProduct product(ctx, worker, w.model_width, 2 * block);
+    float *const g = product.extra(), *const u = g + block;
+    const std::int32_t* const token = rows.token.data() + t.row;
+    const Index step = columns_at_a_time(t.rows, t.cols);
+    for (Index c = t.col; c < t.col + t.cols; c += step) {
+      const Index here = std::min(step, t.col + t.cols - c);
+      const char* const after = c + here < form.width ? gate.row(c + here) : nullptr;
+      product.run(in, token, 0, t.rows, gate, c, here, g, here, up.row(c));
+      product.run(in, token, 0, t.rows, up, c, here, u, here, after);
+      for (Index r = 0; r < t.rows; ++r)
+        kt.swiglu(here, g + r * here, u + r * here,
+                  out + h_at[t.expert] + (t.row + r - rows.offset[t.expert]) * form.width + c);
+    }
+  });
+}
+
+void experts_down_combine_mixed(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& h, Tensor& y) {
+  const KernelTable& kt = kernels();
+  const Index model = w.model_width;
+  // Neighbours of one width are one block of rows.
+  struct Group {
+    std::size_t first;  // expert
+    MixedRows rows;
+  };
+  std::vector<Group> groups;
+  std::vector<std::size_t> group_of;
+  Index widest = 0;
+  const float* from = h.data<float>();
+  for (std::size_t e = 0; e < w.forms.size();) {
+    const Index width = w.forms[e].width;
+    std::size_t end = e;
+    bool quantize = false;
+    for (; end < w.forms.size() && w.forms[end].width == width; ++end) {
+      quantize = quantize || is_quantized(w.forms[end].down);
+      group_of.push_back(groups.size());
+    }
+    const Index count = rows.offset[end] - rows.offset[e];
+    groups.push_back({e, MixedRows(ctx, from, count, width, quantize)});
+    from += count * width;
+    widest = std::max(widest, width);
+    e = end;
+  }
+  const Index cols = std::min<Index>(64, mixed_columns_per_task(ctx, model));
+  float* const sum = y.data<float>();
+  // One task owns a block of columns of all tokens, so it may add to them without any lock and always in the same order.
+  each_block(ctx, model, cols, [&](Index col, Index last, int worker) {
+    const Index here = last - col;
+    for (Index t = 0; t < rows.tokens; ++t)
+      std::memset(sum + t * model + col, 0, static_cast<std::size_t>(here) * sizeof(float));
+    MixedProduct product(ctx, worker, widest, kMixedRows * here);
+    float* const block = product.extra();
+    for (std::size_t e = 0; e < w.forms.size(); ++e) {
+      std::size_t next = e + 1;
+      while (next < w.forms.size() && rows.offset[next] == rows.offset[next + 1]) ++next;
+      const char* const after = next < w.forms.size() ? mixed(w.down[next], w.forms[next].down).row(col) : nullptr;
+      const Group& group = groups[group_of[e]];
+      const MixedMatrix down = mixed(w.down[e], w.forms[e].down);
+      each_piece(rows.offset[e], rows.offset[e + 1], [&](Index row, Index count) {
+        product.run(group.rows, nullptr, row - rows.offset[group.first], count, down, col, here, block, here, after);
+        for (Index r = 0; r < count; ++r) {
+          const auto i = static_cast<std::size_t>(row + r);
+          kt.add_scaled(here, rows.weight[i], block + r * here, sum + rows.token[i] * model + col);
+        }
+      });
+    }
+  });
+}
+
+}  // namespace dsmoe::ops::cpu

@@ -1,0 +1,67 @@
+// One thread's product of f32 rows with a weight matrix in whatever dtype a file has: c[m, n] = rows · wᵀ. For a quantized
+// matrix the rows are rounded to 8 bits beforehand (see quant_kernels.h); the weights stay in the file's blocks and are
+// unpacked where they are used, in a near cache. f16 and bf16 weights are widened, as many as fit a panel at a time.
+#pragma once
+
+#include <cstdint>
+
+#include "dsmoe/context.h"
+#include "dsmoe/tensor.h"
+#include "ops/cpu/quant_kernels.h"
+
+namespace dsmoe::cpu {
+
+// Rows [rows, k] as they are, and rounded to 8 bits when `quantize` is set.
+class MixedRows {
+ public:
+  MixedRows(Context& ctx, const float* x, Index rows, Index k, bool quantize);
+
+  Index k() const { return k_; }
+  const float* floats(Index row) const { return x_ + row * k_; }
+  const Activations* quantized(Index row) const {
+    return static_cast<const Activations*>(memory_.raw()) + row * activation_chunks(k_);
+  }
+
+ private:
+  const float* x_;
+  Index k_;
+  Tensor memory_;
+};
+
+// A matrix [N, K] in the bytes of a file.
+struct MixedMatrix {
+  const char* data;
+  DType dtype;
+  Index row_bytes;
+
+  const char* row(Index i) const { return data + i * row_bytes; }
+};
+
+inline constexpr Index kMixedRows = 512;  // the most rows of one product
+
+// One worker's memory for products over k, and `extra` floats of the caller's.
+class MixedProduct {
+ public:
+  MixedProduct(Context& ctx, int worker, Index k, Index extra);
+
+  // c[m, n] = rows row[0 ... m) (or first_row + i where `row` is null) times the weight rows [col, col + n), m <=
+  // kMixedRows. `next` (may be null) is what will be read afterwards.
+  void run(const MixedRows& rows, const std::int32_t* row, Index first_row, Index m, const MixedMatrix& w, Index col,
+           Index n, float* c, Index ldc, const char* next);
+
+  float* extra() const { return extra_; }
+
+ private:
+  void quantized(const Activations* const* rows, Index m, Index k, const MixedMatrix& w, Index col, Index n, float* c,
+                 Index ldc, const char* next);
+  void widened(const float* const* rows, Index m, Index k, const MixedMatrix& w, Index col, Index n, float* c, Index ldc);
+
+  const KernelTable& kt_;
+  float* extra_;
+  char* memory_;
+};
+
+// Columns of a matrix that one task takes: whole panels, and enough tasks for the threads to end together.
+Index mixed_columns_per_task(const Context& ctx, Index n);
+
+}  // namespace dsmoe::cpu

@@ -1,0 +1,533 @@
+// The kernels of quant_kernels.h, written once over a Simd type of sixteen lanes and compiled once per instruction set. Raw
+// pointers only, and no standard library templates, for the reason that kernels_impl.h gives.
+// (No include guard: included once per target file, after the Simd of that target.)
+
+using F = Simd::F;  // 16 floats
+using I = Simd::I;  // 16 integers of 32 bits
+using B = Simd::B;  // 64 bytes
+
+constexpr int kMr = Simd::kMr;
+constexpr int kNv = Simd::kNv;
+constexpr int kNr = 16 * kNv;
+constexpr Index kEntryBytes = kNr * (kQuantBlock + 8);  // of a panel: codes, scales, and minimums or second scales
+
+inline std::uint64_t load2(const std::uint8_t* p) { return p[0] | static_cast<std::uint64_t>(p[1]) << 8; }
+inline std::uint32_t load4(const std::uint8_t* p) {
+  std::uint32_t x;
+  __builtin_memcpy(&x, p, 4);
+  return x;
+}
+// Sixteen blocks of a weight row as vectors that meet Activations::q: codes without a sign, w = code - kZero, and scales
+// that depend on the type. At the end of a row there may be fewer; the last one stands for those that are missing, since
+// what it meets is zero.
+struct Codes {
+  B q[2][4];
+};
+
+template <class Block>
+struct BlocksAt {
+  const Block* begin;
+  int last;
+  const Block& operator[](int i) const { return begin[i < last ? i : last]; }
+};
+
+// The scales of types with one per block.
+template <class Blocks>
+F block_scales(const Blocks& b) {
+  const auto four = [&](int i) {
+    return load2(b[i].scale) | load2(b[i + 1].scale) << 16 | load2(b[i + 2].scale) << 32 | load2(b[i + 3].scale) << 48;
+  };
+  return Simd::from_halves(four(0), four(4), four(8), four(12));
+}
+
+enum class Kind { kPlain, kMinimum, kHalves };
+
+struct Scales {
+  F first;   // of the blocks, or of their first halves
+  F second;  // minimums, or scales of the second halves
+};
+
+struct TypeQ8_0 {
+  using Block = ops::BlockQ8_0;
+  static constexpr Kind kKind = Kind::kPlain;
+  static constexpr int kZero = 128;
+
+  template <class Blocks>
+  static Codes codes(const Blocks& b) {
+    Codes c;
+    const B sign = Simd::set_byte(128);
+    for (int h = 0; h < 2; ++h)
+      for (int i = 0; i < 4; ++i)
+        c.q[h][i] = Simd::xor_(
+            Simd::quarters(b[i].q + 16 * h, b[i + 4].q + 16 * h, b[i + 8].q + 16 * h, b[i + 12].q + 16 * h), sign);
+    return c;
+  }
+  template <class Blocks>
+  static Scales scales(const Blocks& b) {
+    return {block_scales(b), Simd::zero()};
+  }
+};
+
+// Bytes whose low and high halves are the first and second 16 numbers.
+template <class Blocks>
+Codes half_bytes(const Blocks& b) {
+  Codes c;
+  const B low = Simd::set_byte(15);
+  for (int i = 0; i < 4; ++i) {
+    const B both = Simd::quarters(b[i].q, b[i + 4].q, b[i + 8].q, b[i + 12].q);
+    c.q[0][i] = Simd::and_(both, low);
+    c.q[1][i] = Simd::and_(Simd::template right<4>(both), low);
+  }
+  return c;
+}
+
+struct TypeQ4_0 {
+  using Block = ops::BlockQ4_0;
+  static constexpr Kind kKind = Kind::kPlain;
+  static constexpr int kZero = 8;
+
+  template <class Blocks>
+  static Codes codes(const Blocks& b) {
+    return half_bytes(b);
+  }
+  template <class Blocks>
+  static Scales scales(const Blocks& b) {
+    return {block_scales(b), Simd::zero()};
+  }
+};
+
+struct TypeQ5_0 {
+  using Block = ops::BlockQ5_0;
+  static constexpr Kind kKind = Kind::kPlain;
+  static constexpr int kZero = 16;
+
+  template <class Blocks>
+  static Codes codes(const Blocks& b) {
+    Codes c = half_bytes(b);
+    for (int h = 0; h < 2; ++h)
+      for (int i = 0; i < 4; ++i)
+        c.q[h][i] =
+            Simd::or_(c.q[h][i], Simd::bit16(load2(b[i].high + 2 * h) | load2(b[i + 4].high + 2 * h) << 16 |
+                                             load2(b[i + 8].high + 2 * h) << 32 | load2(b[i + 12].high + 2 * h) << 48));
+    return c;
+  }
+  template <class Blocks>
+  static Scales scales(const Blocks& b) {
+    return {block_scales(b), Simd::zero()};
+  }
+};
+
+// Two blocks of 256: block 4j + i of the sixteen is number i of the first or second half (j odd) of either.
+template <class Blocks>
+Codes half_bytes_k(const Blocks& b) {
+  Codes c;
+  const B low = Simd::set_byte(15);
+  for (int h = 0; h < 2; ++h) {
+    for (int i = 0; i < 4; i += 2) {
+      const int at = 16 * i + 16 * h;
+      const B both = Simd::quarters(b[0].q + at, b[0].q + 64 + at, b[1].q + at, b[1].q + 64 + at);
+      c.q[h][i] = Simd::and_(both, low);
+      c.q[h][i + 1] = Simd::and_(Simd::template right<4>(both), low);
+    }
+  }
+  return c;
+}
+
+// An f16 of each of two blocks, eight times.
+inline F eight_each(const std::uint8_t* a, const std::uint8_t* b) {
+  constexpr std::uint64_t kFourTimes = 0x0001000100010001;
+  const std::uint64_t first = load2(a) * kFourTimes, second = load2(b) * kFourTimes;
+  return Simd::from_halves(first, first, second, second);
+}
+
+// Six-bit scales and minimums, see ops/quantize_k.h.
+template <class Blocks>
+Scales six_bit_scales(const Blocks& b) {
+  constexpr std::uint32_t kSix = 0x3f3f3f3f, kFour = 0x0f0f0f0f, kTwo = 0x30303030;
+  std::uint64_t scale[2], minimum[2];
+  for (int i = 0; i < 2; ++i) {
+    const std::uint32_t s = load4(b[i].scales), m = load4(b[i].scales + 4), both = load4(b[i].scales + 8);
+    scale[i] = (s & kSix) | static_cast<std::uint64_t>((both & kFour) | (s >> 2 & kTwo)) << 32;
+    minimum[i] = (m & kSix) | static_cast<std::uint64_t>((both >> 4 & kFour) | (m >> 2 & kTwo)) << 32;
+  }
+  return {Simd::mul(Simd::from_bytes(scale[0], scale[1]), eight_each(b[0].scale, b[1].scale)),
+          Simd::mul(Simd::from_bytes(minimum[0], minimum[1]), eight_each(b[0].minimum, b[1].minimum))};
+}
+
+struct TypeQ4_K {
+  using Block = ops::BlockQ4_K;
+  static constexpr Kind kKind = Kind::kMinimum;
+  static constexpr int kZero = 0;
+
+  template <class Blocks>
+  static Codes codes(const Blocks& b) {
+    return half_bytes_k(b);
+  }
+  template <class Blocks>
+  static Scales scales(const Blocks& b) {
+    return six_bit_scales(b);
+  }
+};
+
+struct TypeQ5_K {
+  using Block = ops::BlockQ5_K;
+  static constexpr Kind kKind = Kind::kMinimum;
+  static constexpr int kZero = 0;
+
+  // The fifth bit of block i or i + 4 (odd quarters) is bit i or i + 4 of `high`.
+  template <int kI>
+  static B fifth(B even, B odd) {
+    const B mask = Simd::set_byte(16);
+    return Simd::or_(Simd::and_(Simd::template left<4 - kI>(even), mask), Simd::and_(Simd::template right<kI>(odd), mask));
+  }
+  template <class Blocks>
+  static Codes codes(const Blocks& b) {
+    Codes c = half_bytes_k(b);
+    alignas(16) static const std::uint8_t kNone[16] = {};
+    for (int h = 0; h < 2; ++h) {
+      const std::uint8_t *first = b[0].high + 16 * h, *second = b[1].high + 16 * h;
+      const B even = Simd::quarters(first, kNone, second, kNone), odd = Simd::quarters(kNone, first, kNone, second);
+      c.q[h][0] = Simd::or_(c.q[h][0], fifth<0>(even, odd));
+      c.q[h][1] = Simd::or_(c.q[h][1], fifth<1>(even, odd));
+      c.q[h][2] = Simd::or_(c.q[h][2], fifth<2>(even, odd));
+      c.q[h][3] = Simd::or_(c.q[h][3], fifth<3>(even, odd));
+    }
+    return c;
+  }
+  template <class Blocks>
+  static Scales scales(const Blocks& b) {
+    return six_bit_scales(b);
+  }
+};
+
+struct TypeQ6_K {
+  using Block = ops::BlockQ6_K;
+  static constexpr Kind kKind = Kind::kHalves;
+  static constexpr int kZero = 32;
+
+  template <class Blocks>
+  static Codes codes(const Blocks& b) {
+    Codes c;
+    const B low = Simd::set_byte(15), upper = Simd::set_byte(48);
+    for (int h = 0; h < 2; ++h) {
+      const auto at = [&](int i, int skip) { return b[i].low + 16 * h + skip; };
+      const B even = Simd::quarters(at(0, 0), at(0, 64), at(1, 0), at(1, 64));
+      const B odd = Simd::quarters(at(0, 32), at(0, 96), at(1, 32), at(1, 96));
+      const B high =
+          Simd::quarters(b[0].high + 16 * h, b[0].high + 32 + 16 * h, b[1].high + 16 * h, b[1].high + 32 + 16 * h);
+      c.q[h][0] = Simd::or_(Simd::and_(even, low), Simd::and_(Simd::template left<4>(high), upper));
+      c.q[h][1] = Simd::or_(Simd::and_(odd, low), Simd::and_(Simd::template left<2>(high), upper));
+      c.q[h][2] = Simd::or_(Simd::and_(Simd::template right<4>(even), low), Simd::and_(high, upper));
+      c.q[h][3] =
+          Simd::or_(Simd::and_(Simd::template right<4>(odd), low), Simd::and_(Simd::template right<2>(high), upper));
+    }
+    return c;
+  }
+  template <class Blocks>
+  static Scales scales(const Blocks& b) {
+    const F scale = eight_each(b[0].scale, b[1].scale);
+    return {Simd::mul(Simd::template from_pairs<false>(b[0].scales, b[1].scales), scale),
+            Simd::mul(Simd::template from_pairs<true>(b[0].scales, b[1].scales), scale)};
+  }
+};
+
+template <class Type>
+constexpr int kChunkBlocks = kQuantBlock* kQuantChains / Type::Block::kNumbers;  // of the file, in 16 of ours
+
+// -----------------------------------------------------------------------------------------------------------------
+// Rows to 8 bits.
+
+void quantize(Index k, const float* x, Activations* row) {
+  const Index blocks = k / kQuantBlock, chunks = activation_chunks(k);
+  if (chunks == 0) return;
+  __builtin_memset(row + chunks - 1, 0, sizeof(Activations));  // blocks past the end are zero
+  for (Index b = 0; b < blocks; ++b) {
+    Activations& to = row[b / kQuantChains];
+    const int n = static_cast<int>(b % kQuantChains), i = n % 4, j = n / 4;
+    const F half[2] = {Simd::load(x + b * kQuantBlock), Simd::load(x + b * kQuantBlock + 16)};
+    const float most = Simd::largest(Simd::max_abs(half[0], half[1]));
+    // 0 for numbers, NaN for the rest, which a maximum may pass over.
+    const float bad = Simd::sum(Simd::mul(Simd::add(half[0], half[1]), Simd::zero()));
+    const bool round = bad == 0 && most >= 1e-30f;  // smaller: the inverse would be infinite
+    const F inverse = Simd::set(round ? 127.0f / most : 0.0f);
+    to.scale[n] = bad != 0 ? __builtin_nanf("") : round ? most / 127.0f : 0.0f;
+    std::int32_t sum = 0;
+    for (int h = 0; h < 2; ++h) {
+      const I q = Simd::to_int(round ? Simd::mul(half[h], inverse) : Simd::zero());
+      Simd::store_bytes(to.q[h][i][j], q);
+      const std::int32_t here = Simd::sum_ints(q);
+      to.start_half[h][n] = -128 * here;
+      sum += here;
+    }
+    to.start[n] = -128 * sum;
+    to.total[n] = to.scale[n] * static_cast<float>(sum);
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Few rows, straight from the blocks.
+
+constexpr int log2_of(int x) { return x <= 1 ? 0 : 1 + log2_of(x / 2); }
+
+// -kZero * sum of q, from -128 times it.
+template <class Type>
+I correction(const std::int32_t* start) {
+  return Simd::template shift_right_ints<7 - log2_of(Type::kZero)>(Simd::load_ints(start));
+}
+
+template <class Type, int M, class Blocks>
+inline __attribute__((always_inline)) void few_chunk(const Blocks& b, const Activations* const* rows, Index chunk,
+                                                     F* chain) {
+  const Codes c = Type::codes(b);
+  const Scales s = Type::scales(b);
+  const I none = Simd::set_int(0);
+  for (int m = 0; m < M; ++m) {
+    const Activations& a = rows[m][chunk];
+    I sum[2][4];
+    for (int i = 0; i < 4; ++i) {
+      sum[0][i] = Simd::dot(none, c.q[0][i], Simd::load_bytes(a.q[0][i]));
+      sum[1][i] = Simd::dot(Type::kKind == Kind::kHalves ? none : sum[0][i], c.q[1][i], Simd::load_bytes(a.q[1][i]));
+    }
+    const F scale = Simd::load(a.scale);
+    I all = Simd::sum_quarters(sum[1][0], sum[1][1], sum[1][2], sum[1][3]);
+    if constexpr (Type::kKind == Kind::kHalves) {
+      I first = Simd::sum_quarters(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
+      first = Simd::add_ints(first, correction<Type>(a.start_half[0]));
+      all = Simd::add_ints(all, correction<Type>(a.start_half[1]));
+      chain[m] = Simd::fma(Simd::to_float(first), Simd::mul(s.first, scale), chain[m]);
+      chain[m] = Simd::fma(Simd::to_float(all), Simd::mul(s.second, scale), chain[m]);
+    } else {
+      if constexpr (Type::kZero != 0) all = Simd::add_ints(all, correction<Type>(a.start));
+      chain[m] = Simd::fma(Simd::to_float(all), Simd::mul(s.first, scale), chain[m]);
+      if constexpr (Type::kKind == Kind::kMinimum) chain[m] = Simd::fnma(s.second, Simd::load(a.total), chain[m]);
+    }
+  }
+}
+
+// The chains of up to 16 weight rows, added in order.
+inline void add_chains(const float (*chain)[16], int n, float* c) {
+  F lane[16];
+  Simd::transpose(chain, lane);
+  F sum = lane[0];
+  for (int i = 1; i < 16; ++i) sum = Simd::add(sum, lane[i]);
+  n == 16 ? Simd::store(c, sum) : Simd::store_n(c, sum, n);
+}
+
+constexpr Index kFetchDistance = 4096;  // bytes ahead of what is read
+
+template <class Type, int M>
+void few_rows(Index blocks, const Activations* const* rows, const char* w, Index row_bytes, Index n, float* c, Index ldc,
+              const char* next) {
+  using Block = typename Type::Block;
+  constexpr Index kChunkBytes = sizeof(Block) * kChunkBlocks<Type>;
+  const Index chunks = blocks / kQuantChains;
+  const int rest = static_cast<int>(blocks % kQuantChains * kQuantBlock / Block::kNumbers);
+  const Index bytes = n * row_bytes;
+  alignas(64) float buffer[M][16][16];
+  if (n % 16 != 0) __builtin_memset(buffer, 0, sizeof buffer);
+  for (Index j = 0; j < n; ++j) {
+    F chain[M];
+    for (int m = 0; m < M; ++m) chain[m] = Simd::zero();
+    const Index ahead = j * row_bytes + kFetchDistance;
+    const char* const fetch = ahead < bytes ? w + ahead : next ? next + (ahead - bytes) : w;
+    const auto* block = reinterpret_cast<const Block*>(w + j * row_bytes);
+    for (Index t = 0; t < chunks; ++t, block += kChunkBlocks<Type>) {
+      for (Index line = 0; line < kChunkBytes; line += 64) __builtin_prefetch(fetch + t * kChunkBytes + line, 0, 3);
+      few_chunk<Type, M>(block, rows, t, chain);
+    }
+    if (rest > 0) {
+      for (Index line = 0; line < rest * static_cast<Index>(sizeof(Block)); line += 64)
+        __builtin_prefetch(fetch + chunks * kChunkBytes + line, 0, 3);
+      few_chunk<Type, M>(BlocksAt<Block>{block, rest - 1}, rows, chunks, chain);
+    }
+    for (int m = 0; m < M; ++m) Simd::store(buffer[m][j % 16], chain[m]);
+    if (j % 16 == 15 || j + 1 == n)
+      for (int m = 0; m < M; ++m) add_chains(buffer[m], static_cast<int>(j % 16 + 1), c + m * ldc + j / 16 * 16);
+  }
+}
+
+template <class Type, int M = kQuantFewRows>
+void few(Index blocks, const Activations* const* rows, int m, const char* w, Index row_bytes, Index n, float* c, Index ldc,
+         const char* next) {
+  if (m == M) return few_rows<Type, M>(blocks, rows, w, row_bytes, n, c, ldc, next);
+  if constexpr (M > 1) few<Type, M - 1>(blocks, rows, m, w, row_bytes, n, c, ldc, next);
+}
+
+// -----------------------------------------------------------------------------------------------------------------
+// Many rows: panels of kNr weight rows, and tiles over them.
+
+// Where the block `step` of a chain lies in a panel: chain after chain.
+struct ChainOrder {
+  Index whole;  // steps that every chain has
+  Index rest;   // chains that have one more
+
+  explicit ChainOrder(Index blocks) : whole(blocks / kQuantChains), rest(blocks % kQuantChains) {}
+  Index steps(Index chain) const { return whole + (chain < rest); }
+  Index entry(Index chain, Index step) const { return chain * whole + (chain < rest ? chain : rest) + step; }
+};
+
+template <class Type, class Blocks>
+void unpack(const Blocks& b, std::uint8_t* codes, float* first, float* second) {
+  const Codes c = Type::codes(b);
+  const Scales s = Type::scales(b);
+  const B shift = Simd::set_byte(128 - Type::kZero);
+  for (int h = 0; h < 2; ++h)
+    for (int i = 0; i < 4; ++i)
+      Simd::store_bytes64(codes + 256 * h + 64 * i, Type::kZero == 128 ? c.q[h][i] : Simd::add_bytes(c.q[h][i], shift));
+  Simd::store(first, s.first);
+  Simd::store(second, s.second);
+}
+
+template <class Type>
+void pack(Index blocks, const char* w, Index row_bytes, int n, char* panel) {
+  using Block = typename Type::Block;
+  alignas(64) std::uint8_t codes[16][512];
+  alignas(64) float scale[2][16][16];
+  const ChainOrder order(blocks);
+  for (Index chunk = 0; chunk * kQuantChains < blocks; ++chunk) {
+    const Index left = blocks - chunk * kQuantChains;
+    const int here = left < kQuantChains ? static_cast<int>(left) : static_cast<int>(kQuantChains);
+    for (int v = 0; v < kNv; ++v) {
+      for (int r = 0; r < 16; ++r) {
+        const int row = 16 * v + r < n ? 16 * v + r : n - 1;
+        const auto* b = reinterpret_cast<const Block*>(w + row * row_bytes) + chunk * kChunkBlocks<Type>;
+        if (here == kQuantChains) {
+          unpack<Type>(b, codes[r], scale[0][r], scale[1][r]);
+        } else {
+          const int last = static_cast<int>(here * kQuantBlock / Block::kNumbers) - 1;
+          unpack<Type>(BlocksAt<Block>{b, last}, codes[r], scale[0][r], scale[1][r]);
+        }
+      }
+      F first[16], second[16];
+      Simd::transpose(scale[0], first);
+      if constexpr (Type::kKind != Kind::kPlain) Simd::transpose(scale[1], second);
+      for (int c = 0; c < here; ++c) {
+        auto* const to = reinterpret_cast<std::uint8_t*>(panel + order.entry(c, chunk) * kEntryBytes);
+        for (int h = 0; h < 2; ++h)
+          Simd::interleave(codes[0] + 256 * h + c % 4 * 64 + c / 4 * 16, 512, to + (4 * h * kNv + v) * 64, kNv * 64);
+        auto* const scales = reinterpret_cast<float*>(to + kNr * kQuantBlock);
+        Simd::store(scales + 16 * v, first[c]);
+        if constexpr (Type::kKind != Kind::kPlain) Simd::store(scales + kNr + 16 * v, second[c]);
+      }
+    }
+  }
+}
+
+// One block: integer sums, started with the rows' own numbers, times the scales.
+template <Kind kKind, int M>
+inline __attribute__((always_inline)) void tile_block(const char* const* row, Index q_at, Index scale_at, const char* entry,
+                                                      F (&chain)[M][kNv]) {
+  const auto* scales = reinterpret_cast<const float*>(entry + kNr * kQuantBlock);
+  constexpr Index kScale = __builtin_offsetof(Activations, scale), kStart = __builtin_offsetof(Activations, start);
+  constexpr Index kTotal = __builtin_offsetof(Activations, total), kHalf = __builtin_offsetof(Activations, start_half);
+  constexpr int kParts = kKind == Kind::kHalves ? 2 : 1;
+  for (int part = 0; part < kParts; ++part) {
+    I sum[M][kNv];
+    for (int i = 0; i < M; ++i) {
+      const auto start =
+          *reinterpret_cast<const std::int32_t*>(row[i] + scale_at + (kParts == 1 ? kStart : kHalf + 64 * part));
+      for (int j = 0; j < kNv; ++j) sum[i][j] = Simd::set_int(start);
+    }
+    for (int u = 8 / kParts * part; u < 8 / kParts * (part + 1); ++u) {
+      B w[kNv];
+      for (int j = 0; j < kNv; ++j) w[j] = Simd::load_bytes(entry + (u * kNv + j) * 64);
+      for (int i = 0; i < M; ++i) {
+        const B a = Simd::broadcast4(reinterpret_cast<const std::int8_t*>(row[i] + q_at + u / 4 * 256 + u % 4 * 4));
+        for (int j = 0; j < kNv; ++j) sum[i][j] = Simd::dot(sum[i][j], w[j], a);
+      }
+    }
+    F scale[kNv];
+    for (int j = 0; j < kNv; ++j) scale[j] = Simd::load(scales + part * kNr + 16 * j);
+    for (int i = 0; i < M; ++i) {
+      const F a = Simd::set(*reinterpret_cast<const float*>(row[i] + scale_at + kScale));
+      for (int j = 0; j < kNv; ++j) chain[i][j] = Simd::fma(Simd::to_float(sum[i][j]), Simd::mul(scale[j], a), chain[i][j]);
+    }
+  }
+  if constexpr (kKind == Kind::kMinimum) {
+    F minimum[kNv];
+    for (int j = 0; j < kNv; ++j) minimum[j] = Simd::load(scales + kNr + 16 * j);
+    for (int i = 0; i < M; ++i) {
+      const F total = Simd::set(*reinterpret_cast<const float*>(row[i] + scale_at + kTotal));
+      for (int j = 0; j < kNv; ++j) chain[i][j] = Simd::fnma(minimum[j], total, chain[i][j]);
+    }
+  }
+}
+
+template <Kind kKind, int M>
+void tile_rows(Index blocks, const Activations* const* rows, const char* panel, float* c, Index ldc, int n,
+               FetchAhead ahead) {
+  const char* row[M];
+  for (int i = 0; i < M; ++i) row[i] = reinterpret_cast<const char*>(rows[i]);
+  alignas(64) float total[M][kNr];
+  for (int i = 0; i < M; ++i)
+    for (int j = 0; j < kNv; ++j) Simd::store(total[i] + 16 * j, Simd::zero());
+  const ChainOrder order(blocks);
+  const char* entry = panel;
+  const char* fetch = ahead.begin;
+  for (int number = 0; number < kQuantChains && number < blocks; ++number) {
+    F chain[M][kNv];
+    for (int i = 0; i < M; ++i)
+      for (int j = 0; j < kNv; ++j) chain[i][j] = Simd::zero();
+    Index at = 0;
+    for (Index left = order.steps(number); left > 0; --left, at += sizeof(Activations), entry += kEntryBytes) {
+      for (int line = 0; line < ahead.lines && fetch < ahead.end; ++line, fetch += 64) __builtin_prefetch(fetch, 0, 2);
+      tile_block<kKind, M>(row, at + number % 4 * 64 + number / 4 * 16, at + number * 4, entry, chain);
+    }
+    for (int i = 0; i < M; ++i)
+      for (int j = 0; j < kNv; ++j) {
+        float* const to = total[i] + 16 * j;
+        Simd::store(to, Simd::add(Simd::load(to), chain[i][j]));  // no chain is -0: the first stays as it is
+      }
+  }
+  for (int i = 0; i < M; ++i)
+    for (int j = 0; j < kNv && n > 16 * j; ++j) {
+      const F sum = Simd::load(total[i] + 16 * j);
+      float* const to = c + i * ldc + 16 * j;
+      n - 16 * j >= 16 ? Simd::store(to, sum) : Simd::store_n(to, sum, n - 16 * j);
+    }
+}
+
+template <Kind kKind, int M = kMr>
+void tile(Index blocks, const Activations* const* rows, int m, const char* panel, float* c, Index ldc, int n,
+          FetchAhead ahead) {
+  if (m == M) return tile_rows<kKind, M>(blocks, rows, panel, c, ldc, n, ahead);
+  if constexpr (M > 1) tile<kKind, M - 1>(blocks, rows, m, panel, c, ldc, n, ahead);
+}
+
+void widen_f16(Index n, const std::uint16_t* x, float* y) {
+  for (Index i = 0; i < n; i += 16) {
+    std::uint64_t four[4] = {};
+    const int here = n - i < 16 ? static_cast<int>(n - i) : 16;
+    __builtin_memcpy(four, x + i, here == 16 ? 32u : 2u * static_cast<unsigned>(here));
+    const F wide = Simd::from_halves(four[0], four[1], four[2], four[3]);
+    here == 16 ? Simd::store(y + i, wide) : Simd::store_n(y + i, wide, here);
+  }
+}
+
+double peak(Index rounds, float* sink) {
+  constexpr int kSums = 12;
+  I sum[kSums];
+  for (int i = 0; i < kSums; ++i) sum[i] = Simd::set_int(i);
+  B a = Simd::set_byte(3), b = Simd::set_byte(5);
+  for (Index r = 0; r < rounds; ++r)
+    for (int i = 0; i < kSums; ++i) sum[i] = Simd::dot(sum[i], a, b);
+  for (int i = 1; i < kSums; ++i) sum[0] = Simd::add_ints(sum[0], sum[i]);
+  *sink = static_cast<float>(Simd::sum_ints(sum[0]));
+  return 2.0 * 64 * kSums * static_cast<double>(rounds);
+}
+
+template <class Type>
+constexpr QuantType kernels_of() {
+  return {few<Type>, pack<Type>, tile<Type::kKind>};
+}
+
+const QuantKernels kQuantTable = {
+    .name = kName,
+    .mr = kMr,
+    .nr = kNr,
+    .quantize = quantize,
+    .type = {kernels_of<TypeQ8_0>(), kernels_of<TypeQ4_0>(), kernels_of<TypeQ5_0>(), kernels_of<TypeQ4_K>(),
+             kernels_of<TypeQ5_K>(), kernels_of<TypeQ6_K>()},
+    .widen_f16 = widen_f16,
+    .peak = peak,
+};

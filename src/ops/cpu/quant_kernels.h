@@ -1,0 +1,67 @@
+// Products of rows that are rounded to 8 bits with matrices in GGUF's blocks.
+//
+// A row is cut into blocks of 32 numbers, x = scale * q with q in [-127, 127]. The product of a block with a weight block
+// is an integer, exact on every processor, times two scales. What fixes the bits of a sum over K: 16 chains, where chain c
+// takes the blocks c, c + 16, c + 32, ... in order,
+//
+//   chain = fma(float(integer), weight scale * row scale, chain)    and, for types with minimums,
+//   chain = fma(-weight minimum, row scale * sum of q, chain)       (a type with scales of 16 numbers: twice the first)
+//
+// and the chains added in order. So a row's result does not depend on the other rows, nor on the kernel: 16 blocks that
+// are neighbours in memory fill a vector when few rows are computed straight from the file's blocks (`few`), and for many
+// rows the weights are unpacked to panels, chain by chain (`pack` and `tile`).
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cpu/kernels.h"
+
+namespace dsmoe::cpu {
+
+inline constexpr Index kQuantBlock = 32;   // numbers
+inline constexpr Index kQuantChains = 16;  // blocks of a chunk
+inline constexpr int kQuantFewRows = 4;
+inline constexpr int kQuantTypes = 6;  // in the order of DType, from kQ8_0
+
+// 16 blocks of a row. Block b = 4j + i of them has numbers 0-15 in q[0][i][j] and 16-31 in q[1][i][j]: a vector of 64
+// bytes meets four weight blocks of which each fills a quarter.
+struct alignas(64) Activations {
+  std::int8_t q[2][4][4][16];
+  float scale[16];
+  std::int32_t start[16];          // -128 * sum of q: weights are packed as w + 128, without a sign
+  float total[16];                 // scale * sum of q
+  std::int32_t start_half[2][16];  // start of either half
+};
+inline Index activation_chunks(Index k) { return (k / kQuantBlock + kQuantChains - 1) / kQuantChains; }
+
+// Memory that will be read next, to be fetched meanwhile: `lines` cache lines per block of a tile.
+struct FetchAhead {
+  const char* begin = nullptr;
+  const char* end = nullptr;
+  int lines = 0;
+};
+
+struct QuantType {
+  // c[m, n] for m <= kQuantFewRows rows and n weight rows that lie `row_bytes` apart; `next` (may be null) is where reading
+  // goes on afterwards.
+  void (*few)(Index blocks, const Activations* const* rows, int m, const char* w, Index row_bytes, Index n, float* c,
+              Index ldc, const char* next);
+  // n <= nr weight rows to a panel, see panel_bytes(); rows past n hold anything.
+  void (*pack)(Index blocks, const char* w, Index row_bytes, int n, char* panel);
+  // c[m, n] for m <= mr rows.
+  void (*tile)(Index blocks, const Activations* const* rows, int m, const char* panel, float* c, Index ldc, int n,
+               FetchAhead ahead);
+};
+
+struct QuantKernels {
+  const char* name;
+  int mr, nr;
+  void (*quantize)(Index k, const float* x, Activations* row);  // k a multiple of 32; NaN and infinity give scale NaN
+  QuantType type[kQuantTypes];
+  void (*widen_f16)(Index n, const std::uint16_t* x, float* y);
+  double (*peak)(Index rounds, float* sink);  // as KernelTable::peak_f32, for products of 8-bit integers
+
+  Index panel_bytes(Index blocks) const { return blocks * nr * (kQuantBlock + 2 * 4); }
+};
+
+}  // namespace dsmoe::cpu

@@ -1,0 +1,16 @@
+// Compiled with the flags of generic (see CMakeLists.txt).
+#include "ops/cpu/quant_kernels.h"
+#include "ops/quant_blocks.h"
+
+namespace dsmoe::cpu::generic {
+namespace {
+constexpr const char* kName = "generic";
+#include "ops/cpu/quant_simd_generic.h"
+// clang-format off
+#include "ops/cpu/quant_impl.h"
+// clang-format on
+}  // namespace
+
+const QuantKernels& quant_table() { return kQuantTable; }
+
+}  // namespace dsmoe::cpu::generic

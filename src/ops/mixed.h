@@ -1,0 +1,31 @@
+// Products of f32 rows with matrices in the dtype of a file: f16, bf16, quantized, or a mixture. linear() and the grouped
+// products come here when a matrix has another dtype than the rows; there is no backward.
+//
+// With a quantized matrix the rows are rounded to 8 bits in blocks of 32 neighbours: that, and the dequantized weights, is
+// what is multiplied; the CPU kernels differ from the reference by the rounding of f32 sums alone.
+#pragma once
+
+#include <span>
+
+#include "dsmoe/context.h"
+#include "dsmoe/tensor.h"
+#include "ops/experts.h"
+
+namespace dsmoe::ops {
+
+// One row of a matrix of any dtype as f32.
+void to_floats(DType dtype, const void* row, std::span<float> x);
+
+namespace ref {
+void linear_mixed(const Tensor& x, const Tensor& w, Tensor& y);
+void experts_gate_up_mixed(const ExpertWeights& w, const ExpertRows& rows, const Tensor& x, Tensor& h);
+void experts_down_combine_mixed(const ExpertWeights& w, const ExpertRows& rows, const Tensor& h, Tensor& y);
+}  // namespace ref
+
+namespace cpu {
+void linear_mixed(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y);
+void experts_gate_up_mixed(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& x, Tensor& h);
+void experts_down_combine_mixed(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& h, Tensor& y);
+}  // namespace cpu
+
+}  // namespace dsmoe::ops

@@ -1,0 +1,96 @@
+// f32 rows times matrices in another dtype. With a quantized matrix, the rows are rounded to 8 bits in blocks of 32 first:
+// x ≈ scale * q, scale = largest / 127, q to nearest even. That is the semantics; sums are in double.
+#include "ops/mixed.h"
+
+#include <cmath>
+
+#include "ops/quantize.h"
+
+namespace dsmoe::ops {
+
+void to_floats(DType dtype, const void* row, std::span<float> x) {
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (dtype == DType::kF32) x[i] = static_cast<const float*>(row)[i];
+    if (dtype == DType::kF16) x[i] = static_cast<float>(static_cast<const Float16*>(row)[i]);
+    if (dtype == DType::kBF16) x[i] = static_cast<float>(static_cast<const BFloat16*>(row)[i]);
+  }
+  if (is_quantized(dtype)) dequantize_row(dtype, row, x);
+}
+
+namespace ref {
+
+namespace {
+
+std::vector<double> rounded_row(DType weights, const float* x, Index k) {
+  std::vector<double> out(x, x + k);
+  if (!is_quantized(weights)) return out;
+  for (Index b = 0; b < k; b += 32) {
+    float most = 0;
+    bool bad = false;
+    for (Index i = b; i < b + 32; ++i) most = std::fmax(most, std::fabs(x[i])), bad = bad || !std::isfinite(x[i]);
+    for (Index i = b; i < b + 32; ++i) {
+      const double q = most < 1e-30f ? 0 : std::nearbyint(x[i] * (127.0f / most));
+      out[static_cast<std::size_t>(i)] = bad ? NAN : q * static_cast<double>(most / 127.0f);
+    }
+  }
+  return out;
+}
+
+// w x for a matrix [n, k].
+std::vector<double> times(const Matrix& w, DType dtype, Index n, const float* x, Index k) {
+  const std::vector<double> in = rounded_row(dtype, x, k);
+  std::vector<float> row(static_cast<std::size_t>(k));
+  std::vector<double> out(static_cast<std::size_t>(n));
+  for (Index j = 0; j < n; ++j) {
+    to_floats(dtype, static_cast<const char*>(w.data) + static_cast<std::size_t>(j) * row_bytes(dtype, w.ld), row);
+    for (std::size_t i = 0; i < row.size(); ++i) out[static_cast<std::size_t>(j)] += row[i] * in[i];
+  }
+  return out;
+}
+
+// fn(expert, row, where its hidden numbers begin) for every row.
+template <class Fn>
+void each_row(const ExpertWeights& w, const ExpertRows& rows, Fn fn) {
+  Index at = 0;
+  for (std::size_t e = 0; e < w.forms.size(); ++e)
+    for (Index r = rows.offset[e]; r < rows.offset[e + 1]; ++r, at += w.forms[e].width)
+      fn(e, static_cast<std::size_t>(r), at);
+}
+
+}  // namespace
+
+void linear_mixed(const Tensor& x, const Tensor& w, Tensor& y) {
+  const Index n = w.dim(0), k = w.dim(1);
+  for (Index t = 0; t < x.dim(0); ++t) {
+    const std::vector<double> out = times({w.raw(), k}, w.dtype(), n, x.data<float>() + t * k, k);
+    for (Index j = 0; j < n; ++j) y.data<float>()[t * n + j] = static_cast<float>(out[static_cast<std::size_t>(j)]);
+  }
+}
+
+void experts_gate_up_mixed(const ExpertWeights& w, const ExpertRows& rows, const Tensor& x, Tensor& h) {
+  each_row(w, rows, [&](std::size_t e, std::size_t r, Index at) {
+    const ExpertForm& f = w.forms[e];
+    const float* in = x.data<float>() + rows.token[r] * w.model_width;
+    const std::vector<double> gate = times(w.gate[e], f.gate, f.width, in, w.model_width);
+    const std::vector<double> up = times(w.up[e], f.up, f.width, in, w.model_width);
+    for (std::size_t i = 0; i < gate.size(); ++i) {
+      const double g = static_cast<float>(gate[i]), u = static_cast<float>(up[i]);
+      h.data<float>()[at + static_cast<Index>(i)] = static_cast<float>(g / (1 + std::exp(-g)) * u);
+    }
+  });
+}
+
+void experts_down_combine_mixed(const ExpertWeights& w, const ExpertRows& rows, const Tensor& h, Tensor& y) {
+  std::vector<double> sum(static_cast<std::size_t>(y.numel()));
+  each_row(w, rows, [&](std::size_t e, std::size_t r, Index at) {
+    const ExpertForm& f = w.forms[e];
+    const std::vector<double> out = times(w.down[e], f.down, w.model_width, h.data<float>() + at, f.width);
+    for (Index d = 0; d < w.model_width; ++d)
+      sum[static_cast<std::size_t>(rows.token[r] * w.model_width + d)] += rows.weight[r] * out[static_cast<std::size_t>(d)];
+  });
+  for (std::size_t i = 0; i < sum.size(); ++i) y.data<float>()[i] = static_cast<float>(sum[i]);
+}
+
+}  // namespace ref
+
+}  // namespace dsmoe::ops

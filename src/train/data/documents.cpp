@@ -1,0 +1,198 @@
+#include "train/data/documents.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "core/fail.h"
+#include "io/atomic_file.h"
+#include "io/json_text.h"
+#include "io/line_reader.h"
+#include "io/printable.h"
+#include "io/text_data.h"
+
+namespace dsmoe::train {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kKeptBad = 20, kTextPart = std::size_t{1} << 20;
+
+bool is_jsonl(const fs::path& path) { return path.extension() == ".jsonl" || path.extension() == ".ndjson"; }
+
+InputFile input_file(const fs::path& path, std::string label) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) throw io::io_error(path, "read", errno);
+  // A pipe could be read once only, and its cache would never be found again.
+  require(S_ISREG(status.st_mode), "{}: not a regular file; write the data to a file first", path.string());
+  require(path.extension() != ".ids", "{}: an .ids file cannot be mixed with other data; give it alone", path.string());
+  return {path, std::move(label), static_cast<std::uint64_t>(status.st_size),
+          std::int64_t{status.st_mtim.tv_sec} * 1000000000 + status.st_mtim.tv_nsec};
+}
+
+void list_folder(const fs::path& folder, DataOptions::LabelBy label_by, std::vector<InputFile>& out) {
+  std::vector<fs::path> files;
+  std::error_code error;
+  fs::recursive_directory_iterator it(folder, error), end;
+  for (; !error && it != end; it.increment(error)) {
+    const bool hidden = it->path().filename().string().starts_with('.');
+    if (hidden && it->is_directory()) it.disable_recursion_pending();
+    if (!hidden && it->is_regular_file()) files.push_back(it->path());
+  }
+  if (error) fail(ErrorCode::kIo, "{}: cannot list the folder: {}", folder.string(), error.message());
+  std::sort(files.begin(), files.end());
+  fs::path name = folder.lexically_normal();
+  if (!name.has_filename()) name = name.parent_path();  // "data/"
+  for (const fs::path& file : files) {
+    const fs::path below = file.lexically_relative(folder);
+    const bool direct = !below.has_parent_path();
+    const std::string label = label_by == DataOptions::LabelBy::kFile ? fs::path(below).replace_extension().generic_string()
+                              : direct                                ? name.filename().string()
+                                                                      : below.begin()->string();
+    out.push_back(input_file(file, label));
+  }
+}
+
+using Json = nlohmann::json;
+
+const std::string& string_in(const Json& object, const char* key, const std::string& where) {
+  const auto it = object.is_object() ? object.find(key) : object.end();
+  if (!object.is_object() || it == object.end() || !it->is_string())
+    fail(ErrorCode::kFormat, "{}: a message without the string {}", where, io::in_quotes(key));
+  return it->get_ref<const std::string&>();
+}
+
+std::vector<ChatMessage> read_messages(const Json& list, const std::string& where) {
+  std::vector<ChatMessage> messages;
+  if (!list.is_array()) fail(ErrorCode::kFormat, "{}: 'messages' is not a list", where);
+  for (const Json& m : list) messages.push_back({string_in(m, "role", where), string_in(m, "content", where)});
+  if (std::none_of(messages.begin(), messages.end(), [](const ChatMessage& m) { return m.role == "assistant"; }))
+    fail(ErrorCode::kFormat, "{}: a conversation without an answer of the assistant", where);
+  return messages;
+}
+
+void parse_line(std::string_view line, const DataOptions& options, RawDocument& doc) {
+  const Json value = io::parse_json(line, doc.where);
+  if (!value.is_object()) fail(ErrorCode::kFormat, "{}: expected a JSON object, found {}", doc.where, value.type_name());
+  if (const auto label = value.find(options.label_field); label != value.end() && label->is_string())
+    doc.label = label->get<std::string>();
+  if (const auto text = value.find(options.field); text != value.end()) {
+    if (!text->is_string())
+      fail(ErrorCode::kFormat, "{}: the field {}: expected a string, found {}", doc.where, io::in_quotes(options.field),
+           text->type_name());
+    doc.text = text->get<std::string>();
+  } else if (const auto messages = value.find("messages"); messages != value.end()) {
+    doc.messages = read_messages(*messages, doc.where);
+  } else {
+    fail(ErrorCode::kFormat, "{}: neither the field {} nor 'messages'", doc.where, io::in_quotes(options.field));
+  }
+}
+
+// Runs step(); what it refuses is reported, other errors pass through. False when step() wants no more.
+template <class Step>
+bool guarded(const DataOptions& options, DataReport& report, Step&& step) {
+  try {
+    return step();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kFormat && error.code() != ErrorCode::kInvalidArgument) throw;
+    report_bad(options, report, error.what());
+    return true;
+  }
+}
+
+bool read_jsonl(const InputFile& file, const DataOptions& options, DataReport& report,
+                const std::function<void(std::uint64_t)>& advance, const std::function<bool(const RawDocument&)>& f) {
+  io::LineReader lines(file.path);
+  for (std::string_view line; lines.next(line);) {
+    advance(line.size() + 1);
+    if (line.find_first_not_of(" \t") == std::string_view::npos) continue;
+    const bool more = guarded(options, report, [&] {
+      RawDocument doc{.label = file.label, .where = fmt::format("{}:{}", lines.path(), lines.line())};
+      parse_line(line, options, doc);
+      return f(doc);
+    });
+    if (!more) return false;
+  }
+  return true;
+}
+
+bool read_text(const InputFile& file, const DataOptions& options, DataReport& report,
+               const std::function<void(std::uint64_t)>& advance, const std::function<bool(const RawDocument&)>& f) {
+  io::TextReader reader(file.path, kTextPart);
+  RawDocument doc{.label = file.label, .where = file.path.string()}, following = doc;
+  if (!reader.next(doc.text)) return true;
+  if (doc.text.find('\0') != std::string::npos) {
+    report_bad(options, report, fmt::format("{}: not a text file (it has zero bytes)", file.path.string()));
+    return true;
+  }
+  for (bool more = true; more;) {
+    more = reader.next(following.text);
+    doc.ends = !more;
+    advance(doc.text.size());
+    if (!f(doc)) return false;
+    std::swap(doc.text, following.text);
+    doc.begins = false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<InputFile> list_inputs(const DataOptions& options) {
+  require(!options.inputs.empty(), "no data given");
+  std::vector<InputFile> files;
+  for (const std::string& input : options.inputs) {
+    require(input != kBuiltin, "the built-in corpus cannot be mixed with other data; give {} alone", kBuiltin);
+    const fs::path path(input);
+    if (fs::is_directory(path))
+      list_folder(path, options.label_by, files);
+    else
+      files.push_back(input_file(path, path.stem().string()));
+  }
+  require(!files.empty(), "{}: no files in it", options.inputs.front());
+  return files;
+}
+
+void report_bad(const DataOptions& options, DataReport& report, const std::string& message) {
+  if (options.strict) throw Error(ErrorCode::kFormat, message);
+  ++report.bad_count;
+  if (report.bad.size() < kKeptBad) report.bad.push_back(message);
+}
+
+void read_documents(const std::vector<InputFile>& files, const DataOptions& options, DataReport& report,
+                    const std::function<bool(const RawDocument&)>& f) {
+  std::uint64_t total = 0, done = 0;
+  for (const InputFile& file : files) total += file.size;
+  const auto advance = [&](std::uint64_t bytes) {
+    done += bytes;
+    if (options.progress) options.progress(std::min(done, total), total);
+  };
+  const auto counted = [&](const RawDocument& doc) {
+    const bool more = f(doc);
+    report.documents += doc.ends ? 1 : 0;
+    return more;
+  };
+  for (const InputFile& file : files) {
+    ++report.files;
+    const bool more = is_jsonl(file.path) ? read_jsonl(file, options, report, advance, counted)
+                                          : read_text(file, options, report, advance, counted);
+    if (!more) return;
+  }
+}
+
+std::vector<std::string> DataReport::lines() const {
+  std::vector<std::string> out;
+  if (files > 0)
+    out.push_back(fmt::format("data: {} tokens in {} document{} of {} file{}{}", tokens, documents,
+                              documents == 1 ? "" : "s", files, files == 1 ? "" : "s",
+                              cache.empty() ? "" : (cache_built ? ", cached in " : ", from the cache ") + cache.string()));
+  if (!cache_note.empty()) out.push_back("data: " + cache_note);
+  if (bad_count > 0) out.push_back(fmt::format("data: {} left out:", bad_count));
+  for (const std::string& message : bad) out.push_back("  " + message);
+  if (bad_count > bad.size()) out.push_back(fmt::format("  and {} more", bad_count - bad.size()));
+  return out;
+}
+
+}  // namespace dsmoe::train

@@ -1,0 +1,221 @@
+#include "train/data/open_dataset.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <map>
+
+#include "core/fail.h"
+#include "io/atomic_file.h"
+#include "io/mapped_file.h"
+#include "train/corpus/corpus.h"
+#include "train/data/builtin_dataset.h"
+#include "train/data/documents.h"
+#include "train/data/packed_dataset.h"
+#include "train/data/token_cache.h"
+#include "train/ids_dataset.h"
+
+namespace dsmoe::train {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kCacheVersion = 1;  // another one when documents become other tokens than before
+constexpr std::uint64_t kBuiltinTextBytes = 8u << 20;
+
+// FNV-1a with 128 bits: tells inputs apart, and is no defence against someone who wants two to look alike.
+std::string hash(std::string_view text) {
+  constexpr __uint128_t kPrime = (static_cast<__uint128_t>(1) << 88) + 0x13B;
+  __uint128_t h = (static_cast<__uint128_t>(0x6C62272E07BB0142ull) << 64) + 0x62B821756295C58Dull;
+  for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * kPrime;
+  return fmt::format("{:016x}{:016x}", static_cast<std::uint64_t>(h >> 64), static_cast<std::uint64_t>(h));
+}
+
+struct CacheKey {
+  std::string name;  // hash of what stays when a file is edited, so that the new cache takes the place of the old one
+  std::string key;   // hash of all that the tokens depend on
+};
+
+CacheKey cache_key(const DataOptions& options, const Tokenizer& tokenizer, const std::vector<InputFile>& files) {
+  std::string what = fmt::format("{}\n{}\n{}\n", kCacheVersion, hash(tokenizer.to_json()),
+                                 hash(tokenizer.config_json() + tokenizer.chat_template()));
+  what += options.field + '\n' + options.label_field + '\n';
+  std::string inputs = what, contents = what;
+  for (const std::string& input : options.inputs) inputs += fs::absolute(input).lexically_normal().string() + '\0';
+  inputs += options.label_by == DataOptions::LabelBy::kFile ? "file" : "folder";
+  for (const InputFile& file : files)
+    contents += fmt::format("{}\n{}\n{}\n{}\n", fs::absolute(file.path).lexically_normal().string(), file.label, file.size,
+                            file.modified);
+  return {hash(inputs), hash(contents)};
+}
+
+// Numbers for labels, in the order in which they come up.
+class Labels {
+ public:
+  std::uint32_t number(const std::string& name) {
+    const auto [it, fresh] = numbers_.emplace(name, static_cast<std::uint32_t>(names.size()));
+    if (fresh) {
+      // Not a bad line among good ones, so not kFormat.
+      if (names.size() == StreamToken::kMaxLabels)
+        fail(ErrorCode::kUnsupported, "more than {} different labels in the data; label by folder, or use fewer domains",
+             StreamToken::kMaxLabels);
+      names.push_back(name);
+    }
+    return it->second;
+  }
+  std::vector<std::string> names;
+
+ private:
+  std::map<std::string, std::uint32_t> numbers_;
+};
+
+void build_cache(const fs::path& path, const std::string& key, const DataOptions& options, const Tokenizer& tokenizer,
+                 const std::vector<InputFile>& files) {
+  TokenCacheWriter writer(path);
+  const DocumentEncoder encoder(tokenizer);
+  Labels labels;
+  DataReport report;
+  std::vector<StreamToken> tokens;
+  read_documents(files, options, report, [&](const RawDocument& document) {
+    tokens.clear();
+    // Encoded before the label is made: a document that is refused leaves no trace.
+    encoder.encode(document, 0, tokens);
+    const std::uint32_t label = labels.number(document.label);
+    for (StreamToken& token : tokens) token.word |= label << 20;
+    writer.append(tokens);
+    return true;
+  });
+  if (cache_key(options, tokenizer, list_inputs(options)).key != key)
+    fail(ErrorCode::kIo, "{}: the data changed while it was read; start again when it is complete", options.inputs.front());
+  writer.finish({key, labels.names, report.files, report.documents, report.bad_count, report.bad});
+}
+
+// A build that was killed leaves its temporary file behind. One that is at work writes all the time.
+void remove_leftovers(const fs::path& path) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(path.parent_path(), ignored)) {
+    if (io::target_of_temporary(entry.path().filename().string()) != path.filename().string()) continue;
+    const auto age = fs::file_time_type::clock::now() - entry.last_write_time(ignored);
+    if (age > std::chrono::hours(1)) fs::remove(entry.path(), ignored);
+  }
+}
+
+// The cache if it is there and fits; otherwise why not ("" when there is none).
+std::optional<TokenCacheView> use_cache(const fs::path& path, const std::string& key,
+                                        std::shared_ptr<const io::MappedFile>& file, std::string& why) {
+  if (!fs::exists(path)) return std::nullopt;
+  try {
+    file = io::MappedFile::open(path);
+    TokenCacheView view = parse_token_cache(file->bytes(), path.string());
+    if (view.info.key == key) return view;
+    why = "the data has changed since the cache was made";
+  } catch (const Error& error) {
+    why = error.what();
+  }
+  return std::nullopt;
+}
+
+Data open_files(const DataOptions& options, const Tokenizer& tokenizer, Index vocab_size) {
+  const std::vector<InputFile> files = list_inputs(options);
+  const CacheKey key = cache_key(options, tokenizer, files);
+  const fs::path folder = options.cache_folder.empty() ? default_cache_folder() : options.cache_folder;
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) fail(ErrorCode::kIo, "{}: cannot create the folder for caches: {}", folder.string(), error.message());
+
+  Data data;
+  DataReport& report = data.report;
+  report.cache = folder / ("tokens-" + key.name + ".bin");
+  std::shared_ptr<const io::MappedFile> file;
+  auto view = use_cache(report.cache, key.key, file, report.cache_note);
+  if (!view) {
+    remove_leftovers(report.cache);
+    build_cache(report.cache, key.key, options, tokenizer, files);
+    report.cache_built = true;
+    std::string why;
+    view = use_cache(report.cache, key.key, file, why);
+    if (!view) fail(ErrorCode::kIo, "{}: written, but cannot be used: {}", report.cache.string(), why);
+  }
+  report.files = view->info.files;
+  report.documents = view->info.documents;
+  report.tokens = view->count();
+  report.bad_count = view->info.bad_count;
+  report.bad = view->info.bad;
+  if (options.strict && report.bad_count > 0)
+    throw Error(ErrorCode::kFormat, report.bad.empty() ? "the data has bad lines" : report.bad.front());
+  using Part = PackedDataset::Part;
+  data.training = std::make_unique<PackedDataset>(file, *view, options, vocab_size, Part::kTraining);
+  if (options.holdout > 0)
+    data.held_out = std::make_unique<PackedDataset>(file, *view, options, vocab_size, Part::kHeldOut);
+  return data;
+}
+
+Data open_builtin(const DataOptions& options, const Tokenizer& tokenizer) {
+  Data data;
+  data.training = std::make_unique<BuiltinDataset>(tokenizer, options.sequence_length, options.seed, false);
+  if (options.holdout > 0)
+    data.held_out = std::make_unique<BuiltinDataset>(tokenizer, options.sequence_length, options.seed, true);
+  return data;
+}
+
+bool is(const DataOptions& options, std::string_view what) {
+  return options.inputs.size() == 1 &&
+         (what == kBuiltin ? options.inputs.front() == kBuiltin : fs::path(options.inputs.front()).extension() == what);
+}
+
+}  // namespace
+
+Data open_dataset(const DataOptions& options, const Tokenizer& tokenizer, Index vocab_size) {
+  require(options.sequence_length >= 1, "sequences of {} tokens; at least 1", options.sequence_length);
+  require(options.holdout >= 0 && options.holdout <= 0.5, "a held-out part of {}; choose 0 to 0.5", options.holdout);
+  if (is(options, ".ids")) {
+    Data data;
+    data.training = std::make_unique<IdsDataset>(
+        options.inputs.front(), vocab_size,
+        options.order == DataOptions::Order::kSequential ? IdsDataset::Order::kSequential : IdsDataset::Order::kShuffled,
+        options.seed);
+    return data;
+  }
+  require(tokenizer.vocab_size() <= std::min<Index>(vocab_size, StreamToken::kMaxIds),
+          "the tokenizer has {} tokens, but the model has room for {}; take another tokenizer or a larger vocab_size",
+          tokenizer.vocab_size(), std::min<Index>(vocab_size, StreamToken::kMaxIds));
+  return is(options, kBuiltin) ? open_builtin(options, tokenizer) : open_files(options, tokenizer, vocab_size);
+}
+
+DataReport for_each_text(const DataOptions& options, std::uint64_t bytes, const std::function<void(std::string_view)>& f) {
+  DataReport report;
+  std::uint64_t done = 0;
+  if (is(options, kBuiltin)) {
+    const std::uint64_t limit = bytes == 0 ? kBuiltinTextBytes : bytes;
+    for (; done < limit; ++report.documents) {
+      const Document document = corpus_document(options.seed, report.documents);
+      f(document.text);
+      done += document.text.size();
+      if (options.progress) options.progress(std::min(done, limit), limit);
+    }
+    return report;
+  }
+  read_documents(list_inputs(options), options, report, [&](const RawDocument& document) {
+    f(document.text);
+    done += document.text.size();
+    for (const ChatMessage& message : document.messages) {
+      f(message.content);
+      done += message.content.size();
+    }
+    return bytes == 0 || done < bytes;
+  });
+  return report;
+}
+
+fs::path default_cache_folder() {
+  const auto folder = [](const char* variable) {
+    const char* value = std::getenv(variable);
+    return value == nullptr ? fs::path() : fs::path(value);
+  };
+  if (const fs::path cache = folder("XDG_CACHE_HOME"); cache.is_absolute()) return cache / "dsmoe";
+  if (const fs::path home = folder("HOME"); home.is_absolute()) return home / ".cache" / "dsmoe";
+  return fs::temp_directory_path() / "dsmoe-cache";
+}
+
+}  // namespace dsmoe::train

@@ -1,0 +1,68 @@
+// Training data by name: files, folders or the built-in corpus, behind the Dataset interface. docs/howto/data.md says
+// how documents become sequences.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dsmoe/tokenizer.h"
+#include "train/dataset.h"
+
+namespace dsmoe::train {
+
+inline constexpr const char* kBuiltin = "builtin";
+
+struct DataOptions {
+  enum class Order : std::uint8_t { kShuffled, kSequential };
+  enum class LabelBy : std::uint8_t { kFolder, kFile };
+
+  // "builtin" alone; an .ids file alone; or any number of text files, .jsonl files and folders with such files.
+  std::vector<std::string> inputs = {kBuiltin};
+  Index sequence_length = 128;  // S: inputs of one sequence. An .ids file has its own.
+  Order order = Order::kShuffled;
+  std::uint64_t seed = 0;  // of the order; of the built-in corpus, also of its text
+  // Of the sequences, at most 0.5; 0 for no held-out part. The built-in corpus is endless, its held-out part has
+  // kBuiltinHeldOut sequences. An .ids file is never split.
+  double holdout = 0.01;
+
+  std::string field = "text";          // of JSON lines
+  std::string label_field = "domain";  // of JSON lines: overrides the file's label
+  LabelBy label_by = LabelBy::kFolder;
+  bool strict = false;  // the first bad line is an Error
+
+  std::filesystem::path cache_folder;                                       // empty: default_cache_folder()
+  std::function<void(std::uint64_t done, std::uint64_t total)> progress{};  // bytes read while a cache is built
+};
+
+inline constexpr Index kBuiltinHeldOut = 128;  // sequences
+
+struct DataReport {
+  std::uint64_t files = 0, documents = 0, tokens = 0;
+  std::uint64_t bad_count = 0;             // lines and files left out
+  std::vector<std::string> bad;            // the first of them: "PATH:LINE: what is wrong"
+  std::filesystem::path cache;             // empty: none was needed
+  bool cache_built = false;                // false: it was there
+  std::string cache_note;                  // why an old cache was not used, "" for no reason to mention
+  std::vector<std::string> lines() const;  // for people, one line each
+};
+
+struct Data {
+  std::unique_ptr<Dataset> training;
+  std::unique_ptr<Dataset> held_out;  // in sequential order; null for none
+  DataReport report;
+};
+
+// vocab_size: of the model; the tokenizer's must not be larger.
+Data open_dataset(const DataOptions& options, const Tokenizer& tokenizer, Index vocab_size);
+
+// The texts of the inputs, part by part, for learning a vocabulary. bytes: at most so many, 0 for all.
+DataReport for_each_text(const DataOptions& options, std::uint64_t bytes, const std::function<void(std::string_view)>& f);
+
+// $XDG_CACHE_HOME/dsmoe, ~/.cache/dsmoe, or a folder for temporary files.
+std::filesystem::path default_cache_folder();
+
+}  // namespace dsmoe::train

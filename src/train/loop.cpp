@@ -1,0 +1,174 @@
+#include "train/loop.h"
+
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/fail.h"
+#include "io/atomic_file.h"
+#include "io/json_text.h"
+#include "train/event_file.h"
+#include "train/step_log.h"
+
+namespace dsmoe::train {
+
+namespace {
+
+constexpr const char* kRunFile = "run.json";
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+nlohmann::json read_run(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "trainer" / kRunFile;
+  nlohmann::json run = io::read_json(path);
+  if (!run.is_object() || !run.contains("state") || !run.contains("options"))
+    fail(ErrorCode::kFormat, "{}: no \"state\" and \"options\"; the checkpoint is damaged", path.string());
+  return run;
+}
+
+void write_run(const std::filesystem::path& folder, const RunState& s, const TrainOptions& options) {
+  const nlohmann::ordered_json run = {
+      {"state", {{"position", s.position}, {"tokens", s.tokens}, {"best_loss", s.best_loss}, {"best_step", s.best_step}}},
+      {"options", to_json(options)}};
+  io::write_file_atomically(folder / "trainer" / kRunFile, run.dump(2) + "\n");
+}
+
+class Loop {
+ public:
+  Loop(Trainer& trainer, const Dataset& data, const Dataset* held_out, const TrainOptions& options, RunFolder& folder,
+       RunState state, const RunHooks& hooks)
+      : trainer_(trainer),
+        data_(data),
+        held_out_(held_out),
+        options_(options),
+        folder_(folder),
+        hooks_(hooks),
+        log_(folder.path() / "log.jsonl", trainer.steps_done()),
+        events_(folder.path() / "tensorboard", trainer.steps_done()) {
+    result_.state = state;
+  }
+
+  RunResult run() {
+    const double began = now();
+    bool saved = true;  // a checkpoint of the steps done exists, or there are none
+    while (trainer_.steps_done() < options_.steps && !result_.stopped) {
+      const StepRecord record = step();
+      const Index done = trainer_.steps_done();
+      result_.stopped = done < options_.steps && hooks_.stop && hooks_.stop();
+      const bool due = options_.save_every > 0 && done % options_.save_every == 0;
+      saved = due || new_best_ || result_.stopped || done == options_.steps;
+      if (saved) save();
+      if (hooks_.step) hooks_.step(record);
+    }
+    result_.seconds = now() - began;
+    return result_;
+  }
+
+ private:
+  StepRecord step() {
+    const double began = now();
+    StepRecord record{.step = trainer_.steps_done()};
+    std::vector<Batch> passes;
+    RunState& state = result_.state;
+    for (Index pass = 0; pass < options_.grad_accum; ++pass, state.position += options_.batch_size)
+      passes.push_back(data_.batch(state.position, options_.batch_size));
+    record.result = checked_step(passes);
+    state.tokens += record.result.tokens;
+    result_.tokens += record.result.tokens;
+    ++result_.steps;
+    record.tokens = state.tokens;
+    record.tokens_per_second = static_cast<double>(record.result.tokens) / (now() - began);
+    const Index done = trainer_.steps_done();
+    new_best_ = false;
+    if (held_out_ && (done == options_.steps || (options_.eval_every > 0 && done % options_.eval_every == 0))) {
+      record.evaluation = result_.evaluation = trainer_.evaluate(*held_out_, options_.eval_sequences);
+      new_best_ = state.best_step < 0 || record.evaluation->loss < state.best_loss;
+      if (new_best_) state.best_loss = record.evaluation->loss, state.best_step = done;
+    }
+    log_.add(record);
+    add_events(record);
+    return record;
+  }
+
+  StepResult checked_step(std::span<const Batch> passes) {
+    try {
+      return trainer_.step(passes);
+    } catch (const Error& error) {
+      const auto last = folder_.last();
+      if (error.code() != ErrorCode::kNumeric) throw;
+      throw Error(error.code(),
+                  fmt::format("{}; {}", error.what(),
+                              last ? "the last good checkpoint is " + last->string() : "there is no checkpoint yet"));
+    }
+  }
+
+  void save() {
+    folder_.add(
+        trainer_.steps_done(),
+        [&](const std::filesystem::path& to) {
+          trainer_.save(to);
+          write_run(to, result_.state, options_);
+          if (hooks_.extra_files) hooks_.extra_files(to);
+        },
+        new_best_, options_.keep);
+  }
+
+  void add_events(const StepRecord& r) {
+    std::vector<std::pair<std::string, double>> values = {{"train/loss", r.result.loss},
+                                                          {"train/aux_loss", r.result.balance.total()},
+                                                          {"train/grad_norm", r.result.grad_norm},
+                                                          {"train/lr", r.result.rate},
+                                                          {"train/tokens_per_second", r.tokens_per_second},
+                                                          {"experts/load_max", r.result.load_max},
+                                                          {"experts/load_min", r.result.load_min}};
+    if (r.evaluation) {
+      values.emplace_back("eval/loss", r.evaluation->loss);
+      for (const auto& [name, loss] : r.evaluation->domains) values.emplace_back("eval/loss_" + name, loss);
+    }
+    events_.add(r.step, values);
+    events_.flush();
+  }
+
+  Trainer& trainer_;
+  const Dataset& data_;
+  const Dataset* held_out_;
+  const TrainOptions& options_;
+  RunFolder& folder_;
+  const RunHooks& hooks_;
+  StepLog log_;
+  EventFile events_;
+  RunResult result_;
+  bool new_best_ = false;  // by the step that was just done
+};
+
+}  // namespace
+
+TrainOptions load_options(const std::filesystem::path& folder) {
+  const nlohmann::ordered_json options = read_run(folder)["options"];
+  return options_from_json(options, (folder / "trainer" / kRunFile).string());
+}
+
+RunState load_run_state(const std::filesystem::path& folder) {
+  const nlohmann::json state = read_run(folder)["state"];
+  RunState s;
+  try {
+    state.at("position").get_to(s.position);
+    state.at("tokens").get_to(s.tokens);
+    state.at("best_loss").get_to(s.best_loss);
+    state.at("best_step").get_to(s.best_step);
+  } catch (const nlohmann::json::exception&) {
+    s.position = -1;
+  }
+  if (s.position < 0 || s.tokens < 0)
+    fail(ErrorCode::kFormat, "{}: the state of the run is not as expected; the checkpoint is damaged",
+         (folder / "trainer" / kRunFile).string());
+  return s;
+}
+
+RunResult run(Trainer& trainer, const Dataset& data, const Dataset* held_out, const TrainOptions& options,
+              RunFolder& folder, RunState state, const RunHooks& hooks) {
+  return Loop(trainer, data, held_out, options, folder, state, hooks).run();
+}
+
+}  // namespace dsmoe::train

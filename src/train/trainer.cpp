@@ -1,0 +1,270 @@
+#include "train/trainer.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/fail.h"
+#include "core/log.h"
+
+namespace dsmoe::train {
+
+namespace {
+
+ModelWeights owned_weights(const ModelConfig& config, ModelWeights weights, DType dtype) {
+  for (const Parameter& p : parameter_list(config)) {
+    Tensor& t = weights.at(p);
+    const Tensor now = t.to(stored_dtype(p.kind, dtype));
+    t = now.raw() == t.raw() ? t.clone() : now;  // it may be a view of a file
+  }
+  if (config.tie_word_embeddings) weights.head = weights.embedding;
+  return weights;
+}
+
+ModelConfig checked(ModelConfig config) {
+  if (config.attention_dropout > 0)
+    fail(ErrorCode::kUnsupported, "attention_dropout is {}; training has no dropout, write 0 in config.json",
+         config.attention_dropout);
+  return config;
+}
+
+std::vector<bool> frozen(const std::vector<Parameter>& parameters, const std::vector<std::string>& patterns) {
+  std::vector<bool> result(parameters.size());
+  for (const std::string& pattern : patterns) {
+    bool any = false;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (::fnmatch(pattern.c_str(), parameters[i].name.c_str(), 0) != 0) continue;
+      result[i] = any = true;
+    }
+    require(any, "--freeze \"{}\" matches no parameter; a name is for example {}", pattern,
+            parameters[parameters.size() / 2].name);
+  }
+  return result;
+}
+
+bool finite(const Tensor& t) {
+  for (const float x : t.span<float>())
+    if (!std::isfinite(x)) return false;
+  return true;
+}
+
+void add(BalanceLosses& sum, const BalanceLosses& x, double share) {
+  sum.sequence += share * x.sequence;
+  sum.batch += share * x.batch;
+  sum.device += share * x.device;
+  sum.router_z += share * x.router_z;
+}
+
+void set_load_extremes(const std::vector<std::vector<std::int64_t>>& load, StepResult& result) {
+  bool first = true;
+  for (const auto& layer : load) {
+    if (layer.empty()) continue;
+    double total = 0;
+    for (const std::int64_t n : layer) total += static_cast<double>(n);
+    const auto [least, most] = std::minmax_element(layer.begin(), layer.end());
+    const double even = total / static_cast<double>(layer.size());
+    const double low = static_cast<double>(*least) / even, high = static_cast<double>(*most) / even;
+    result.load_min = first ? low : std::min(result.load_min, low);
+    result.load_max = first ? high : std::max(result.load_max, high);
+    first = false;
+  }
+}
+
+void add(std::vector<std::vector<std::int64_t>>& sum, const std::vector<std::vector<std::int64_t>>& load) {
+  if (sum.empty()) sum.resize(load.size());
+  for (std::size_t l = 0; l < load.size(); ++l) {
+    sum[l].resize(load[l].size());
+    for (std::size_t e = 0; e < load[l].size(); ++e) sum[l][e] += load[l][e];
+  }
+}
+
+}  // namespace
+
+Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const TrainOptions& options)
+    : ctx_(ctx),
+      options_(options),
+      schedule_(parse_schedule(options.lr_schedule)),
+      model_(checked(config),
+             owned_weights(config, std::move(weights), options.dtype == "bf16" ? DType::kBF16 : DType::kF32)),
+      grads_(zero_gradients(config)) {
+  options.validate();
+  require(options.bias_update_speed == 0 || config.selection_bias(),
+          "--bias-update-speed is {}, but the model has no selection bias (topk_method \"noaux_tc\" in config.json)",
+          options.bias_update_speed);
+  const std::vector<Parameter> parameters = parameter_list(model_.config());
+  std::vector<bool> fixed = frozen(parameters, options.freeze);
+  if (options.lora_rank > 0) {
+    lora_ = Lora(model_.config(), model_.weights(), options.lora_rank, options.lora_alpha, options.seed);
+    std::erase_if(lora_.adapters(), [&](const Adapter& adapter) {
+      const auto at = std::find_if(parameters.begin(), parameters.end(),
+                                   [&](const Parameter& p) { return p.name == adapter.parameter.name; });
+      return fixed[static_cast<std::size_t>(at - parameters.begin())];
+    });
+    fixed.assign(fixed.size(), true);
+    for (Adapter& adapter : lora_.adapters()) {
+      add_slot(adapter.parameter.name + ".lora_a", adapter.a, adapter.da, Tensor(), /*decay=*/true, /*in_model=*/false);
+      add_slot(adapter.parameter.name + ".lora_b", adapter.b, adapter.db, Tensor(), /*decay=*/true, /*in_model=*/false);
+    }
+  }
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = parameters[i];
+    if (!has_gradient(p.kind)) continue;
+    if (fixed[i]) {
+      unused_.push_back(grads_.at(p));
+      continue;
+    }
+    Tensor w = model_.weights().at(p);
+    const bool rounded = w.dtype() != DType::kF32;
+    add_slot(p.name, rounded ? w.to(DType::kF32) : w, grads_.at(p), rounded ? w : Tensor(),
+             !is_norm(p.kind) && !is_bias(p.kind),
+             /*in_model=*/!rounded);
+  }
+  require(!tensors_.empty(), "nothing is left to train: every parameter is frozen");
+}
+
+void Trainer::add_slot(std::string name, Tensor weight, Tensor gradient, Tensor stored, bool decay, bool in_model) {
+  const Shape shape = weight.shape();
+  tensors_.push_back({std::move(weight), std::move(gradient), Tensor::zeros(DType::kF32, shape),
+                      Tensor::zeros(DType::kF32, shape), std::move(stored), decay});
+  slots_.push_back({std::move(name), in_model});
+}
+
+StepResult Trainer::step(std::span<const Batch> passes) {
+  StepResult result;
+  Index targets = 0;
+  for (const Batch& b : passes) {
+    result.tokens += b.sequences * b.length;
+    targets += std::count_if(b.targets.begin(), b.targets.end(), [](std::int32_t id) { return id != kNoTarget; });
+  }
+  require(targets > 0, "step {}: none of the {} tokens has a target", step_, result.tokens);
+  const auto loss_scale = static_cast<float>(1.0 / static_cast<double>(targets));
+  const double share = 1.0 / static_cast<double>(passes.size());
+  std::vector<std::vector<std::int64_t>> load;
+  try {
+    for (const Batch& b : passes) {
+      const LossResult r = model_.loss_and_gradients(ctx_, b.ids, b.targets, b.length, loss_scale,
+                                                     static_cast<float>(share), grads_, options_.recompute);
+      result.loss += r.loss_sum / static_cast<double>(targets);
+      add(result.balance, r.balance, share);
+      add(load, r.load);
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNumeric) throw;
+    fail_not_finite(passes, error.what());
+  }
+  set_load_extremes(load, result);
+  result.grad_norm = finish_gradients(passes);
+  result.rate = learning_rate(schedule_, options_.lr, options_.warmup_steps, step_,
+                              options_.schedule_steps > 0 ? options_.schedule_steps : options_.steps);
+  // The little addend is PyTorch's.
+  const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (result.grad_norm + 1e-6)) : 1.0;
+  ops::adamw(ctx_, tensors_,
+             {.rate = result.rate,
+              .beta1 = options_.beta1,
+              .beta2 = options_.beta2,
+              .epsilon = options_.epsilon,
+              .weight_decay = options_.weight_decay,
+              .grad_scale = clip,
+              .step = step_ + 1});
+  for (Tensor& g : unused_) std::memset(g.raw_mutable(), 0, g.bytes());
+  if (!lora_.empty()) lora_.merge(ctx_, model_.weights());
+  if (options_.bias_update_speed > 0) update_selection_bias(load);
+  ++step_;
+  return result;
+}
+
+// Brings the gradients to where AdamW looks, and returns their norm.
+double Trainer::finish_gradients(std::span<const Batch> passes) {
+  if (!lora_.empty()) lora_.gradients(ctx_, grads_);
+  const double norm = std::sqrt(ops::gradient_square(ctx_, tensors_));
+  if (!std::isfinite(norm)) fail_not_finite(passes, fmt::format("the norm of the gradients is {}", norm));
+  return norm;
+}
+
+// Wang et al. 2024 (auxiliary-loss-free balancing): an expert with more than the mean load becomes a little less likely
+// to be chosen, one with less a little more.
+void Trainer::update_selection_bias(const std::vector<std::vector<std::int64_t>>& load) {
+  const auto speed = static_cast<float>(options_.bias_update_speed);
+  for (std::size_t l = 0; l < load.size(); ++l) {
+    if (load[l].empty()) continue;
+    std::int64_t total = 0;
+    for (const std::int64_t n : load[l]) total += n;
+    float* const bias = model_.weights().layers[l].moe.gate_bias.data<float>();
+    for (std::size_t e = 0; e < load[l].size(); ++e) {
+      const std::int64_t over = load[l][e] * static_cast<std::int64_t>(load[l].size()) - total;
+      bias[e] -= speed * static_cast<float>((over > 0) - (over < 0));
+    }
+  }
+}
+
+void Trainer::fail_not_finite(std::span<const Batch> passes, const std::string& what) {
+  std::string where;
+  for (const Batch& b : passes) {
+    Tensor losses(DType::kF32, {static_cast<Index>(b.ids.size())});
+    Index layer = -2;
+    try {
+      model_.losses(ctx_, b.ids, b.targets, b.length, losses, [&](Index l, const Tensor& x) {
+        if (layer == -2 && !finite(x)) layer = l;
+      });
+    } catch (const Error& error) {
+      if (layer == -2) where = error.what();  // a gate's message names its layer
+    }
+    if (layer == -1) where = "the embedding of the tokens is not finite";
+    if (layer >= 0) where = fmt::format("layer {} is the first whose output is not finite", layer);
+    if (!where.empty()) break;
+  }
+  // All outputs are finite: then a gradient is not. Backward comes from the end of the model.
+  const std::vector<Parameter> parameters = parameter_list(model_.config());
+  for (auto p = parameters.rbegin(); p != parameters.rend() && where.empty(); ++p)
+    if (has_gradient(p->kind) && !finite(grads_.at(*p)))
+      where = fmt::format("{}the gradient of {} is the first that is not finite",
+                          p->layer >= 0 ? fmt::format("layer {}: ", p->layer) : "", p->name);
+  fail(ErrorCode::kNumeric,
+       "step {}: {}; {}; try a lower --lr, more --warmup-steps, a lower --clip{}, or look at the data of this step", step_,
+       what, where.empty() ? "the same step is finite when repeated" : where,
+       options_.dtype == "bf16" ? ", --dtype f32" : "");
+}
+
+Evaluation Trainer::evaluate(const Dataset& data, Index sequences) const {
+  const std::span<const std::string> names = data.labels();
+  std::vector<double> sum(names.size());
+  std::vector<Index> count(names.size());
+  double all = 0;
+  Evaluation result;
+  if (data.sequences() > 0) sequences = std::min(sequences, data.sequences());
+  for (Index first = 0; first < sequences; first += options_.batch_size) {
+    const Batch b = data.batch(first, std::min(options_.batch_size, sequences - first));
+    Tensor losses(DType::kF32, {static_cast<Index>(b.ids.size())});
+    const LossResult r = model_.losses(ctx_, b.ids, b.targets, b.length, losses);
+    all += r.loss_sum;
+    result.tokens += r.count;
+    for (std::size_t i = 0; i < b.labels.size(); ++i) {
+      if (b.targets[i] == kNoTarget) continue;
+      sum.at(b.labels[i]) += losses.data<float>()[i];
+      ++count[b.labels[i]];
+    }
+  }
+  result.loss = result.tokens > 0 ? all / static_cast<double>(result.tokens) : 0;
+  for (std::size_t d = 0; d < names.size(); ++d)
+    if (count[d] > 0) result.domains.emplace_back(names[d], sum[d] / static_cast<double>(count[d]));
+  return result;
+}
+
+Index Trainer::trained_parameters() const {
+  Index n = 0;
+  for (const ops::AdamTensor& t : tensors_) n += t.weight.numel();
+  return n;
+}
+
+std::size_t Trainer::state_bytes() const {
+  std::size_t bytes = 0;
+  for (const Parameter& p : parameter_list(model_.config()))
+    bytes += static_cast<std::size_t>(p.shape.numel()) * (size_of(model_.dtype()) + sizeof(float));
+  for (std::size_t i = 0; i < tensors_.size(); ++i)
+    bytes += tensors_[i].weight.bytes() * (2 + (slots_[i].in_model ? 0 : 1));
+  return bytes;
+}
+
+}  // namespace dsmoe::train

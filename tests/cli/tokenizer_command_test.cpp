@@ -1,0 +1,80 @@
+// tokenizer train, as a user runs it.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "cli/run_program.h"
+
+namespace dsmoe::testing {
+namespace {
+
+class TokenizerCommand : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() /
+              (std::string("dsmoe_cli_") + ::testing::UnitTest::GetInstance()->current_test_info()->name() +
+               std::to_string(getpid()));
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string path(const char* name) const { return (folder_ / name).string(); }
+  static std::string read(const std::string& name) {
+    std::ifstream in(name, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(TokenizerCommand, LearnsFromTheBuiltinCorpus) {
+  const auto train = [&](const char* out) {
+    return run_program(
+        {"tokenizer", "train", "--data", "builtin", "--max-mb", "1", "--vocab-size", "400", "--out", path(out)});
+  };
+  const ProgramResult made = train("a");
+  ASSERT_EQ(made.status, 0) << made.err;
+  EXPECT_TRUE(made.out_has("400 tokens (141 merges)")) << made.out;
+  const ProgramResult ids = run_program({"tokenize", "-m", path("a"), "-p", "Once there was a girl", "--json"});
+  ASSERT_EQ(ids.status, 0) << ids.err;
+  EXPECT_EQ(ids.json()["ids"][0], 256);
+  EXPECT_LT(ids.json()["ids"].size(), 15u) << "words that it knows";
+  ASSERT_EQ(train("b/tokenizer.json").status, 0) << "named like a file";
+  EXPECT_EQ(read(path("a/tokenizer.json")), read(path("b/tokenizer.json"))) << "the same every time";
+  EXPECT_EQ(read(path("a/tokenizer_config.json")), read(path("b/tokenizer_config.json")));
+}
+
+TEST_F(TokenizerCommand, LearnsFromFilesAndLeavesOutBadLines) {
+  std::ofstream(path("x.jsonl")) << "{\"body\": \"ab ab ab ab\"}\nnonsense\n{\"body\": \"ab ab ab\"}\n";
+  std::vector<std::string> arguments = {"tokenizer", "train",           "--data",  path("x.jsonl"), "--field",
+                                        "body",      "--out",           path("t"), "--json",        "--vocab-size",
+                                        "300",       "--pre-tokenizer", "gpt-2"};
+  const ProgramResult made = run_program(arguments);
+  ASSERT_EQ(made.status, 0) << made.err;
+  EXPECT_EQ(made.json()["vocab_size"], 261) << "\"ab\" and \" ab\", then there is nothing to join";
+  EXPECT_EQ(made.json()["bytes"], 19);
+  EXPECT_TRUE(made.err_has("x.jsonl:2:")) << made.err;
+  arguments.push_back("--strict");
+  const ProgramResult strict = run_program(arguments);
+  EXPECT_EQ(strict.status, 1);
+  EXPECT_TRUE(strict.err_has("x.jsonl:2:")) << strict.err;
+}
+
+TEST_F(TokenizerCommand, SaysWhatIsWrong) {
+  const auto usage = [](std::vector<std::string> arguments) { return run_program(std::move(arguments)); };
+  EXPECT_EQ(usage({"tokenizer"}).status, 2);
+  const ProgramResult missing = usage({"tokenizer", "train", "--data", "builtin"});
+  EXPECT_EQ(missing.status, 2);
+  EXPECT_TRUE(missing.is_one_error_line() && missing.err_has("--out") && missing.err_has("dsmoe tokenizer train --help"))
+      << missing.err;
+  const ProgramResult small = usage({"tokenizer", "train", "--data", "builtin", "--vocab-size", "100", "--out", path("x")});
+  EXPECT_EQ(small.status, 1);
+  EXPECT_TRUE(small.is_one_error_line() && small.err_has("259")) << small.err;
+  const ProgramResult help = usage({"tokenizer", "train", "--help"});
+  EXPECT_EQ(help.status, 0);
+  EXPECT_TRUE(help.out_has("--vocab-size") && help.out_has("Examples:")) << help.out;
+  EXPECT_EQ(usage({"tokenizer", "train", "--data", path("none"), "--out", path("x")}).status, 1);
+}
+
+}  // namespace
+}  // namespace dsmoe::testing

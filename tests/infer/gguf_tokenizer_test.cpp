@@ -1,0 +1,146 @@
+// The tokenizer in a GGUF file: alone with the format's own keys it cuts texts as the folder's does.
+#include "infer/gguf_tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "dsmoe/error.h"
+#include "infer/model_files.h"
+#include "io/io_test_support.h"
+
+namespace dsmoe {
+namespace {
+
+using io::expect_error;
+using io::GgufMetadata;
+using io::GgufValue;
+using Json = nlohmann::json;
+
+const std::string kFolder = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
+const std::vector<std::string> kTexts = {"Who are you?",
+                                         "",
+                                         "  two  spaces\n\nand a line\t\r\n",
+                                         "schöne Grüße aus Köln, À bientôt!",
+                                         "3.14159 = π, 1000000",
+                                         "你好，世界 한국어 にほんご",
+                                         "<｜begin▁of▁sentence｜>User: hi<｜end▁of▁sentence｜>",
+                                         "emoji 🦙 and \xff broken"};
+
+void expect_same(const Tokenizer& a, const Tokenizer& b) {
+  for (const std::string& text : kTexts) {
+    EXPECT_EQ(a.encode(text), b.encode(text)) << text;
+    EXPECT_EQ(a.encode(text, {.parse_special = false}), b.encode(text, {.parse_special = false})) << text;
+    EXPECT_EQ(a.decode(a.encode(text)), b.decode(a.encode(text)));
+  }
+  EXPECT_EQ(a.bos_id(), b.bos_id());
+  EXPECT_EQ(a.eos_id(), b.eos_id());
+  EXPECT_EQ(a.pad_id(), b.pad_id());
+  EXPECT_EQ(a.chat_template(), b.chat_template());
+  EXPECT_EQ(a.vocab_size(), b.vocab_size());
+}
+
+TEST(GgufTokenizer, ToGgufAndBack) {
+  const Tokenizer original = Tokenizer::load(kFolder);
+  GgufMetadata m;
+  put_tokenizer(original, 102400, m);
+  EXPECT_EQ(m.text("tokenizer.ggml.model"), "gpt2");
+  EXPECT_EQ(m.text("tokenizer.ggml.pre"), "deepseek-llm");
+  const std::vector<std::string> tokens = m.texts("tokenizer.ggml.tokens");
+  const std::vector<std::int64_t> types = m.integers("tokenizer.ggml.token_type");
+  ASSERT_EQ(tokens.size(), 102400u) << "one for every row of the model's tables";
+  ASSERT_EQ(types.size(), 102400u);
+  EXPECT_EQ(tokens[100000], "<｜begin▁of▁sentence｜>");
+  EXPECT_EQ(types[100000], 3);
+  EXPECT_EQ(tokens[100003], "ö");
+  EXPECT_EQ(types[100003], 4);
+  EXPECT_EQ(types[100015], 5) << "an id without a token";
+  EXPECT_EQ(m.texts("tokenizer.ggml.merges").size(), 99757u);
+  EXPECT_TRUE(m.boolean("tokenizer.ggml.add_bos_token"));
+  EXPECT_EQ(m.integer("tokenizer.ggml.bos_token_id"), 100000);
+
+  const std::optional<Tokenizer> whole = tokenizer_from_gguf(m);
+  ASSERT_TRUE(whole);
+  EXPECT_EQ(whole->to_json(), original.to_json()) << "to the byte";
+  EXPECT_EQ(whole->config_json(), original.config_json());
+  // As in files of others, which have the format's own keys alone.
+  m.remove("tokenizer.huggingface.json");
+  m.remove("dsmoe.tokenizer_config_json");
+  const std::optional<Tokenizer> parts = tokenizer_from_gguf(m);
+  ASSERT_TRUE(parts);
+  expect_same(*parts, original);
+}
+
+TEST(GgufTokenizer, NoneAndUnknownOnes) {
+  GgufMetadata m("x.gguf");
+  EXPECT_FALSE(tokenizer_from_gguf(m));
+  put_no_tokenizer(m);
+  EXPECT_FALSE(tokenizer_from_gguf(m));
+  m.set("tokenizer.ggml.model", GgufValue::string("llama"));
+  expect_error(ErrorCode::kUnsupported, {"x.gguf", "'llama'", "gpt2"}, [&] { tokenizer_from_gguf(m); });
+  m.set("tokenizer.ggml.model", GgufValue::string("gpt2"));
+  expect_error(ErrorCode::kFormat, {"x.gguf", "tokenizer.ggml.pre"}, [&] { tokenizer_from_gguf(m); });
+  m.set("tokenizer.ggml.pre", GgufValue::string("tekken"));
+  expect_error(ErrorCode::kUnsupported, {"x.gguf", "tekken"}, [&] { tokenizer_from_gguf(m); });
+  m.set("tokenizer.ggml.pre", GgufValue::string("gpt-2"));
+  m.set("tokenizer.ggml.tokens", GgufValue::strings(std::vector<std::string>{"a", "b"}));
+  expect_error(ErrorCode::kFormat, {"x.gguf", "merges"}, [&] { tokenizer_from_gguf(m); });
+  m.set("tokenizer.ggml.merges", GgufValue::strings({}));
+  EXPECT_TRUE(tokenizer_from_gguf(m));
+  m.set("tokenizer.ggml.bos_token_id", GgufValue::u32(2));
+  expect_error(ErrorCode::kFormat, {"bos_token_id is 2", "2 tokens"}, [&] { tokenizer_from_gguf(m); });
+  m.remove("tokenizer.ggml.bos_token_id");
+  m.set("tokenizer.ggml.token_type", GgufValue::i32s(std::vector<std::int32_t>{1}));
+  expect_error(ErrorCode::kFormat, {"2 tokens", "1 token types"}, [&] { tokenizer_from_gguf(m); });
+}
+
+Json tiny_tokenizer() {
+  return {{"version", "1.0"},
+          {"added_tokens", Json::array()},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", Json::parse(pre_tokenizer_json("deepseek-llm"))},
+          {"post_processor", nullptr},
+          {"decoder", {{"type", "ByteLevel"}}},
+          {"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}}}, {"merges", {"a b"}}}}};
+}
+
+TEST(GgufTokenizer, APipelineWithoutANameIsRefused) {
+  const auto put = [](const Json& json) {
+    GgufMetadata m;
+    put_tokenizer(Tokenizer::from_json(json.dump()), 8, m);
+    return m.text("tokenizer.ggml.pre");
+  };
+  const auto refused = [&](std::initializer_list<std::string_view> parts, auto change) {
+    Json json = tiny_tokenizer();
+    change(json);
+    expect_error(ErrorCode::kUnsupported, parts, [&] { put(json); });
+  };
+  EXPECT_EQ(put(tiny_tokenizer()), "deepseek-llm");
+  for (const char* name : {"deepseek-coder", "deepseek-v3", "gpt-2"}) {
+    Json json = tiny_tokenizer();
+    json["pre_tokenizer"] = Json::parse(pre_tokenizer_json(name));
+    EXPECT_EQ(put(json), name);
+  }
+  refused({"pre_tokenizer", "tokenizer.json out of the folder"},
+          [](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "[\r]"; });
+  refused({"pre_tokenizer"}, [](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["behavior"] = "Removed"; });
+  refused({"pre_tokenizer"}, [](Json& j) { j["pre_tokenizer"]["pretokenizers"].erase(2); });
+  refused({"normalizer"}, [](Json& j) { j["normalizer"] = {{"type", "NFC"}}; });
+  refused({"ignore_merges"}, [](Json& j) { j["model"]["ignore_merges"] = true; });
+  refused({"token 2", "vocabulary of 2"}, [](Json& j) {
+    GgufMetadata m;
+    put_tokenizer(Tokenizer::from_json(j.dump()), 2, m);
+  });
+}
+
+TEST(GgufTokenizer, FromAFolderAFileOrNowhere) {
+  const io::TempDir dir;
+  EXPECT_FALSE(load_tokenizer(dir.path()));
+  EXPECT_FALSE(load_tokenizer(dir / "nothing"));
+  EXPECT_TRUE(load_tokenizer(kFolder));
+  EXPECT_TRUE(load_tokenizer(kFolder + "/tokenizer.json"));
+}
+
+}  // namespace
+}  // namespace dsmoe

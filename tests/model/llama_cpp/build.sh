@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Builds llama_logits with a llama.cpp that is built in its own tree: build.sh LLAMA_CPP OUT
+set -euo pipefail
+[ $# -eq 2 ] || { echo "usage: $0 LLAMA_CPP OUT" >&2; exit 2; }
+lib=$1/build/bin
+c++ -std=c++17 -O1 -I"$1/include" -I"$1/ggml/include" "$(dirname "$0")/llama_logits.cpp" -o "$2" \
+  -L"$lib" -Wl,-rpath,"$lib" -lllama -lggml -lggml-base

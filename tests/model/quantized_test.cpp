@@ -1,0 +1,121 @@
+// A small model with quantized matrices: close to the f32 model it was made from, and a token's logits have the same bits
+// alone and beside others.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "model/transformer.h"
+#include "ops/quantize.h"
+#include "support/expect_error.h"
+#include "support/tolerance.h"
+
+namespace dsmoe {
+namespace {
+
+ModelConfig small_config() {
+  ModelConfig c;
+  c.vocab_size = 97, c.hidden_size = 256, c.intermediate_size = 256, c.moe_intermediate_size = 128;
+  c.num_hidden_layers = 2, c.num_attention_heads = 4, c.num_key_value_heads = 2, c.first_k_dense_replace = 1;
+  c.n_routed_experts = 8, c.n_shared_experts = 2, c.num_experts_per_tok = 3, c.max_position_embeddings = 64;
+  c.initializer_range = 0.06;
+  return c;
+}
+
+// As a file would have it: norms and router f32, matrices whose rows are no whole blocks in another type.
+ModelWeights quantized(const ModelConfig& config, DType dtype, Context& ctx) {
+  ModelWeights w = random_weights(config, 5, DType::kF32, ctx);
+  for (const Parameter& p : parameter_list(config)) {
+    if (p.shape.rank() != 2 || p.kind == ParameterKind::kRouter) continue;
+    const Tensor from = w.at(p);
+    const DType here = p.shape[1] % block_of(dtype).numbers == 0 ? dtype
+                       : dtype == DType::kQ4_K                   ? DType::kQ5_0
+                                                                 : DType::kQ8_0;
+    if (!is_quantized(here)) {
+      w.at(p) = from.to(here);
+      continue;
+    }
+    Tensor to(here, p.shape);
+    ops::quantize_row(here, from.span<float>(), to.raw_mutable());
+    w.at(p) = to;
+  }
+  return w;
+}
+
+Tensor logits_of(Context& ctx, const Transformer& model, std::span<const std::int32_t> ids, Index chunk,
+                 DType cache_dtype) {
+  const auto tokens = static_cast<Index>(ids.size());
+  Tensor all(DType::kF32, {tokens, model.config().vocab_size});
+  KvCache cache(model.config(), tokens, cache_dtype);
+  for (Index t = 0; t < tokens; t += chunk) {
+    const Index n = std::min(chunk, tokens - t);
+    const Tensor part = model.forward(ctx, ids.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache, n);
+    std::memcpy(all.rows(t, t + n).raw_mutable(), part.raw(), part.bytes());
+  }
+  return all;
+}
+
+class QuantizedModel : public ::testing::TestWithParam<DType> {
+ protected:
+  QuantizedModel() : model(small_config(), quantized(small_config(), GetParam(), ctx)) {
+    for (std::int32_t i = 0; i < 13; ++i) ids.push_back(i * 37 % 97);
+  }
+  Context ctx{2};
+  Transformer model;
+  std::vector<std::int32_t> ids;
+};
+
+TEST_P(QuantizedModel, LogitsHaveTheSameBitsAloneAndBesideOthers) {
+  EXPECT_EQ(model.dtype(), DType::kF32);
+  for (const DType cache : {DType::kF32, DType::kBF16}) {
+    const Tensor whole = logits_of(ctx, model, ids, 13, cache);
+    for (const Index chunk : {1, 3, 5})
+      EXPECT_TRUE(test::same_bits(logits_of(ctx, model, ids, chunk, cache), whole)) << chunk;
+    Context one(1);
+    EXPECT_TRUE(test::same_bits(logits_of(one, model, ids, 13, cache), whole));
+  }
+}
+
+TEST_P(QuantizedModel, CpuIsCloseToTheReference) {
+  Context ref(1, Backend::kRef);
+  // An activation that f32 rounding moves across a half takes the next of 254 steps; that moves others in the layers above,
+  // until both sides have rounding errors of their own. Those are 0.6% of a row (steps of 1/127 of the largest of 32 normal
+  // numbers, which is about 2.5 deviations), in the five products that a token passes per layer, over two layers.
+  EXPECT_TRUE(test::close(logits_of(ctx, model, ids, 13, DType::kF32), logits_of(ref, model, ids, 13, DType::kF32),
+                          std::sqrt(10.0) * 0.006 * 2));
+}
+
+TEST_P(QuantizedModel, IsCloseToTheModelItWasMadeFrom) {
+  const Transformer plain(small_config(), random_weights(small_config(), 5, DType::kF32, ctx));
+  const Tensor want = logits_of(ctx, plain, ids, 13, DType::kF32), got = logits_of(ctx, model, ids, 13, DType::kF32);
+  const double error = test::relative_error(got, want);
+  // The weights' own rounding (tests/ops/quantize_test.cpp), which layers and a changed choice of experts enlarge.
+  const double limit = GetParam() == DType::kF16 ? 0.002 : GetParam() == DType::kQ8_0 ? 0.1 : 0.5;
+  EXPECT_LT(error, limit);
+  EXPECT_GT(error, 0) << "nothing was quantized";
+}
+
+TEST_P(QuantizedModel, CannotBeTrained) {
+  ModelGradients grads = zero_gradients(model.config());
+  EXPECT_TRUE(
+      testing::throws_error([&] { model.loss_and_gradients(ctx, ids, ids, 13, 1, 1, grads); }, {"quantized", "f32"}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, QuantizedModel,
+                         ::testing::Values(DType::kF16, DType::kQ8_0, DType::kQ4_0, DType::kQ5_0, DType::kQ4_K,
+                                           DType::kQ5_K, DType::kQ6_K),
+                         [](const auto& type) { return to_string(type.param); });
+
+TEST(QuantizedWeights, OneLayerMayMixTypesButNotF32AndBf16Alone) {
+  Context ctx(1);
+  const ModelConfig config = small_config();
+  ModelWeights w = quantized(config, DType::kQ4_0, ctx);
+  w.layers[1].moe.routed[2].down_proj = random_weights(config, 5, DType::kBF16, ctx).layers[1].moe.routed[2].down_proj;
+  EXPECT_NO_THROW(Transformer(config, w));
+  ModelWeights plain = random_weights(config, 5, DType::kF32, ctx);
+  plain.layers[1].moe.routed[2].down_proj = w.layers[1].moe.routed[2].down_proj;
+  EXPECT_TRUE(testing::throws_error([&] { Transformer(config, plain); }, {"experts.2.down_proj", "bf16", "f32"}));
+}
+
+}  // namespace
+}  // namespace dsmoe

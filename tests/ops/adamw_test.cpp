@@ -1,0 +1,64 @@
+#include "ops/adamw.h"
+
+#include <gtest/gtest.h>
+
+#include "support/expect_error.h"
+#include "support/random_tensor.h"
+#include "support/tolerance.h"
+
+namespace dsmoe {
+namespace {
+
+using test::random_tensor;
+
+std::vector<ops::AdamTensor> make_tensors(DType stored) {
+  std::vector<ops::AdamTensor> all;
+  std::uint64_t seed = 1;
+  for (const Index n : {1, 37, 70000}) {
+    Tensor v = random_tensor(DType::kF32, {n}, seed + 3);
+    for (float& x : v.span<float>()) x *= x;
+    all.push_back({random_tensor(DType::kF32, {n}, seed), random_tensor(DType::kF32, {n}, seed + 1),
+                   random_tensor(DType::kF32, {n}, seed + 2), v,
+                   stored == DType::kBF16 ? Tensor(DType::kBF16, {n}) : Tensor(), n != 37});
+    seed += 10;
+  }
+  return all;
+}
+
+TEST(OpsAdamw, CpuIsRef) {
+  for (const DType stored : {DType::kF32, DType::kBF16}) {
+    Context cpu(3), one(1), ref(1, Backend::kRef);
+    const ops::AdamOptions options{.rate = 0.01, .weight_decay = 0.3, .grad_scale = 0.7, .step = 3};
+    auto got = make_tensors(stored), again = make_tensors(stored), want = make_tensors(stored);
+    EXPECT_NEAR(ops::gradient_square(cpu, got) / ops::gradient_square(ref, want), 1, 1e-6);
+    EXPECT_EQ(ops::gradient_square(cpu, got), ops::gradient_square(one, got));
+    for (int step = 0; step < 3; ++step) {
+      for (auto* tensors : {&got, &again, &want})
+        for (ops::AdamTensor& t : *tensors)
+          t.gradient = random_tensor(DType::kF32, t.weight.shape(), 90 + static_cast<std::uint64_t>(step));
+      ops::adamw(cpu, got, options);
+      ops::adamw(one, again, options);
+      ops::adamw(ref, want, options);
+    }
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      EXPECT_TRUE(test::close(got[i].weight, want[i].weight, 1e-6));
+      EXPECT_TRUE(test::close(got[i].m, want[i].m, 1e-6));
+      EXPECT_TRUE(test::close(got[i].v, want[i].v, 1e-6));
+      EXPECT_TRUE(test::same_bits(got[i].weight, again[i].weight));
+      EXPECT_FALSE(test::close(make_tensors(stored)[i].weight, want[i].weight, 1e-3));
+      for (const float g : got[i].gradient.span<float>()) ASSERT_EQ(g, 0.0f);
+      if (stored == DType::kBF16) EXPECT_TRUE(test::same_bits(got[i].stored, got[i].weight.to(DType::kBF16)));
+    }
+  }
+}
+
+TEST(OpsAdamw, RefusesWhatDoesNotFit) {
+  Context ctx(1);
+  auto tensors = make_tensors(DType::kF32);
+  EXPECT_TRUE(testing::throws_error([&] { ops::adamw(ctx, tensors, {.step = 0}); }, {"step 0"}));
+  tensors[0].m = Tensor(DType::kF32, {2});
+  EXPECT_TRUE(testing::throws_error([&] { ops::adamw(ctx, tensors, {}); }, {"[2]", "[1]"}));
+}
+
+}  // namespace
+}  // namespace dsmoe

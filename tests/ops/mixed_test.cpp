@@ -1,0 +1,169 @@
+// f32 rows with matrices in every dtype that a file may have: the CPU against the plain reference.
+#include "ops/mixed.h"
+
+#include <gtest/gtest.h>
+
+#include "dsmoe/error.h"
+#include "ops/embedding.h"
+#include "ops/linear.h"
+#include "support/expect_error.h"
+#include "support/random_tensor.h"
+#include "support/tolerance.h"
+
+namespace dsmoe {
+namespace {
+
+using test::random_tensor;
+using test::random_weights;
+
+constexpr DType kTypes[] = {DType::kF16,  DType::kBF16, DType::kQ8_0, DType::kQ4_0,
+                            DType::kQ5_0, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K};
+
+double limit_of(DType dtype, Index length) {
+  return is_quantized(dtype) ? test::quantized_limit(length) : test::limit(DType::kF32, length);
+}
+
+TEST(OpsMixed, LinearCpuAgainstRef) {
+  Context cpu(2), ref(1, Backend::kRef);
+  test::Draw draw(31);
+  for (const DType dtype : kTypes) {
+    const Index unit = block_of(dtype).numbers;
+    for (std::uint64_t round = 0; round < 6; ++round) {
+      const Index t = draw(round % 2 ? 40 : 5), n = draw.between(1, 200),
+                  k = unit * draw.between(1, unit == 256 ? 3
+                                             : unit == 1 ? 300
+                                                         : 20);
+      const Tensor x = random_tensor(DType::kF32, {t, k}, round), w = random_weights(dtype, {n, k}, round + 50);
+      Tensor y(DType::kF32, {t, n}), want(DType::kF32, {t, n});
+      ops::linear(cpu, x, w, y);
+      ops::linear(ref, x, w, want);
+      EXPECT_TRUE(test::close(y, want, limit_of(dtype, k))) << to_string(dtype) << " " << t << " " << n << " " << k;
+    }
+  }
+}
+
+TEST(OpsMixed, LinearOfARowDoesNotDependOnTheOthersOrTheThreads) {
+  Context one(1), three(3);
+  for (const DType dtype : kTypes) {
+    const Index t = 530, n = 70, k = 512;  // more rows than one product takes
+    const Tensor x = random_tensor(DType::kF32, {t, k}, 1), w = random_weights(dtype, {n, k}, 2);
+    Tensor all(DType::kF32, {t, n});
+    ops::linear(one, x, w, all);
+    for (const Index first : {0, 511, 529})
+      for (const Index count : {1, 4, 5, 9}) {
+        if (first + count > t) continue;
+        Tensor some(DType::kF32, {count, n});
+        ops::linear(three, x.rows(first, first + count), w, some);
+        EXPECT_TRUE(test::same_bits(some, all.rows(first, first + count)))
+            << to_string(dtype) << " " << first << " " << count;
+      }
+  }
+}
+
+TEST(OpsMixed, EmbeddingRowsAreTheDequantizedOnes) {
+  Context cpu(2), ref(1, Backend::kRef);
+  for (const DType dtype : kTypes) {
+    const Tensor table = random_weights(dtype, {9, 256}, 3);
+    const std::vector<std::int32_t> ids = {8, 0, 3, 3};
+    Tensor x(DType::kF32, {4, 256}), want(DType::kF32, {4, 256}), row(DType::kF32, {1, 256});
+    ops::embedding(cpu, table, ids, x);
+    ops::embedding(ref, table, ids, want);
+    EXPECT_TRUE(test::same_bits(x, want)) << to_string(dtype);
+    ops::to_floats(dtype, table.rows(8, 9).raw(), row.span<float>());
+    EXPECT_TRUE(test::same_bits(x.rows(0, 1), row)) << to_string(dtype);
+  }
+}
+
+struct Case {
+  ops::ExpertWeights weights;
+  std::vector<Tensor> storage;
+  std::vector<Index> offset{0};
+  std::vector<std::int32_t> token;
+  std::vector<float> weight;
+  Index tokens = 0, hidden = 0;
+
+  ops::ExpertRows rows() const { return {tokens, offset, token, weight}; }
+};
+
+// Expert 0 is twice as wide as the others and has every token; types differ from matrix to matrix.
+Case random_case(Index tokens, Index most, std::uint64_t seed) {
+  const Index model = 512, width = 256, experts = 6;
+  Case c;
+  c.tokens = tokens;
+  c.weights.model_width = model;
+  c.weights.expert_width = width;
+  test::Draw draw(seed);
+  const Philox rng(seed, 3);
+  const auto matrix = [&](std::vector<ops::Matrix>& list, Index rows, Index cols) {
+    const DType dtype = kTypes[draw(std::size(kTypes))];
+    c.storage.push_back(random_weights(dtype, {rows, cols}, seed * 1000 + c.storage.size(), 0.05f));
+    list.push_back({c.storage.back().raw(), cols});
+    return dtype;
+  };
+  for (Index e = 0; e < experts; ++e) {
+    const Index wide = e == 0 ? 2 * width : width;
+    const DType gate = matrix(c.weights.gate, wide, model), up = matrix(c.weights.up, wide, model);
+    c.weights.forms.push_back({gate, up, matrix(c.weights.down, model, wide), wide});
+    const Index rows = e == 0 ? tokens : tokens == 0 || draw(4) == 0 ? 0 : draw.between(1, most);
+    for (Index r = 0; r < rows; ++r) {
+      c.token.push_back(static_cast<std::int32_t>(e == 0 ? r : draw(tokens)));
+      c.weight.push_back(rng.uniform(c.weight.size()));
+    }
+    c.offset.push_back(static_cast<Index>(c.token.size()));
+    c.hidden += rows * wide;
+  }
+  return c;
+}
+
+struct Results {
+  Tensor h, y;
+};
+Results run(Context& ctx, const Case& c, std::uint64_t seed) {
+  const Tensor x = random_tensor(DType::kF32, {c.tokens, c.weights.model_width}, seed);
+  Results r{Tensor(DType::kF32, {c.hidden}), Tensor(DType::kF32, x.shape())};
+  ops::experts_gate_up(ctx, c.weights, c.rows(), x, r.h, nullptr);
+  ops::experts_down_combine(ctx, c.weights, c.rows(), r.h, r.y);
+  return r;
+}
+
+TEST(OpsMixed, ExpertsCpuAgainstRef) {
+  Context cpu(2), ref(1, Backend::kRef);
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    const Case c = random_case(static_cast<Index>(seed * 3), 7, seed);
+    const Results got = run(cpu, c, seed), want = run(ref, c, seed);
+    EXPECT_TRUE(test::close(got.h, want.h, 2 * test::limit(DType::kF32, c.weights.model_width)));
+    // h is rounded to 8 bits: a number next to a half may go the other way, by one step of 1/127 of its block's largest;
+    // such numbers are as rare as h is close.
+    EXPECT_TRUE(test::close(got.y, want.y, 1e-4)) << seed;
+    EXPECT_FALSE(c.tokens > 0 && test::close(got.y, random_tensor(DType::kF32, got.y.shape(), 1), 1e-4));
+  }
+}
+
+TEST(OpsMixed, ExpertsHaveTheSameBitsForAnyNumberOfThreads) {
+  const Case c = random_case(40, 30, 8);
+  Context one(1), three(3);
+  EXPECT_TRUE(test::same_bits(run(one, c, 2).y, run(three, c, 2).y));
+}
+
+TEST(OpsMixed, Refusals) {
+  Context ctx(1);
+  const Tensor w = random_weights(DType::kQ4_0, {4, 64}, 1), x = random_tensor(DType::kF32, {2, 64}, 1);
+  Tensor y(DType::kF32, {2, 4}), narrow(DType::kBF16, {2, 4});
+  EXPECT_THROW(ops::linear(ctx, x.to(DType::kBF16), w, y), Error);
+  EXPECT_THROW(ops::linear(ctx, x, w, narrow), Error);
+  EXPECT_THROW(ops::linear(ctx, random_tensor(DType::kF32, {2, 32}, 1), w, y), Error);
+  Tensor dx(DType::kF32, {2, 64});
+  EXPECT_THROW(ops::linear_backward_input(ctx, y, w, dx, false), Error);
+  const Case c = random_case(3, 2, 1);
+  const Tensor in = random_tensor(DType::kF32, {3, 512}, 1);
+  Tensor h(DType::kF32, {c.hidden});
+  ops::ExpertActivations keep;
+  EXPECT_THROW(ops::experts_gate_up(ctx, c.weights, c.rows(), in, h, &keep), Error);
+  Tensor small(DType::kF32, {c.hidden - 1});
+  EXPECT_THROW(ops::experts_gate_up(ctx, c.weights, c.rows(), in, small, nullptr), Error);
+  EXPECT_TRUE(
+      testing::throws_error([&] { ops::experts_down_backward(ctx, c.weights, c.rows(), in, keep); }, {"quantized"}));
+}
+
+}  // namespace
+}  // namespace dsmoe

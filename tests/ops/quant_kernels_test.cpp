@@ -1,0 +1,219 @@
+// The kernels for quantized weights of every instruction set, against plain arithmetic and against each other.
+#include "ops/cpu/quant_kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "ops/quantize.h"
+#include "support/random_tensor.h"
+#include "support/tolerance.h"
+
+namespace dsmoe::cpu {
+namespace {
+
+constexpr DType kTypes[] = {DType::kQ8_0, DType::kQ4_0, DType::kQ5_0, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K};
+
+std::vector<const KernelTable*> tables() {
+  const KernelTable* all[8];
+  const int n = available_kernels(all, 8);
+  return {all, all + n};
+}
+
+class QuantTables : public ::testing::TestWithParam<const KernelTable*> {
+ protected:
+  const QuantKernels& quant() const { return *GetParam()->quant; }
+  const QuantType& type(DType dtype) const {
+    return quant().type[static_cast<int>(dtype) - static_cast<int>(DType::kQ8_0)];
+  }
+
+  std::vector<Activations> rounded(const Tensor& x) const {
+    const Index chunks = activation_chunks(x.dim(1));
+    std::vector<Activations> rows(static_cast<std::size_t>(x.dim(0) * chunks));
+    for (Index i = 0; i < x.dim(0); ++i)
+      quant().quantize(x.dim(1), x.data<float>() + i * x.dim(1), rows.data() + i * chunks);
+    return rows;
+  }
+
+  // All rows by panels and tiles (many), or by the kernel for few rows, as many at a time as it takes.
+  Tensor product(DType dtype, const Tensor& x, const Tensor& w, bool many) const {
+    const Index m = x.dim(0), n = w.dim(0), k = x.dim(1), blocks = k / 32, chunks = activation_chunks(k);
+    const auto bytes = static_cast<Index>(row_bytes(dtype, k));
+    const std::vector<Activations> rows = rounded(x);
+    std::vector<const Activations*> row;
+    for (Index i = 0; i < m; ++i) row.push_back(rows.data() + i * chunks);
+    const auto* from = static_cast<const char*>(w.raw());
+    Tensor c(DType::kF32, {m, n});
+    Tensor panel(DType::kU8, {quant().panel_bytes(blocks)});
+    auto* const memory = static_cast<char*>(panel.raw_mutable());
+    if (many) {
+      for (Index j = 0; j < n; j += quant().nr) {
+        const int width = static_cast<int>(std::min<Index>(quant().nr, n - j));
+        type(dtype).pack(blocks, from + j * bytes, bytes, width, memory);
+        for (Index i = 0; i < m; i += quant().mr)
+          type(dtype).tile(blocks, row.data() + i, static_cast<int>(std::min<Index>(quant().mr, m - i)), memory,
+                           c.data<float>() + i * n + j, n, width, FetchAhead{from, from + bytes, 2});
+      }
+    } else {
+      for (Index i = 0; i < m; i += kQuantFewRows)
+        type(dtype).few(blocks, row.data() + i, static_cast<int>(std::min<Index>(kQuantFewRows, m - i)), from, bytes, n,
+                        c.data<float>() + i * n, n, nullptr);
+    }
+    return c;
+  }
+};
+
+// Row by row and block by block, as it is defined.
+Tensor expected(DType dtype, const Tensor& x, const Tensor& w) {
+  const Index m = x.dim(0), n = w.dim(0), k = x.dim(1);
+  std::vector<float> weight(static_cast<std::size_t>(k));
+  Tensor c(DType::kF32, {m, n});
+  for (Index j = 0; j < n; ++j) {
+    ops::dequantize_row(dtype, w.rows(j, j + 1).raw(), weight);
+    for (Index i = 0; i < m; ++i) {
+      double sum = 0;
+      for (Index b = 0; b < k; b += 32) {
+        const float* in = x.data<float>() + i * k + b;
+        float most = 0;
+        for (int p = 0; p < 32; ++p) most = std::max(most, std::fabs(in[p]));
+        for (int p = 0; p < 32 && most > 0; ++p)
+          sum += std::nearbyint(in[p] * (127.0f / most)) * static_cast<double>(most / 127.0f) *
+                 weight[static_cast<std::size_t>(b + p)];
+      }
+      c.data<float>()[i * n + j] = static_cast<float>(sum);
+    }
+  }
+  return c;
+}
+
+TEST_P(QuantTables, ProductsOfAllShapesAndTypes) {
+  test::Draw draw(21);
+  for (const DType dtype : kTypes) {
+    const Index unit = block_of(dtype).numbers;
+    for (std::uint64_t round = 0; round < 12; ++round) {
+      const Index m = draw.between(1, 15), n = draw.between(1, 70), k = unit * draw.between(1, unit == 32 ? 75 : 7);
+      const Tensor x = test::random_tensor(DType::kF32, {m, k}, round), w = test::random_weights(dtype, {n, k}, round + 9);
+      const Tensor want = expected(dtype, x, w), many = product(dtype, x, w, true), few = product(dtype, x, w, false);
+      EXPECT_TRUE(test::close(many, want, test::quantized_limit(k)))
+          << to_string(dtype) << " " << m << " " << n << " " << k;
+      EXPECT_TRUE(test::same_bits(few, many)) << to_string(dtype) << " " << m << " " << n << " " << k;
+    }
+  }
+}
+
+TEST_P(QuantTables, ARowDoesNotDependOnTheOthers) {
+  for (const DType dtype : kTypes) {
+    const Index m = 13, n = 37, k = 1280;
+    const Tensor x = test::random_tensor(DType::kF32, {m, k}, 4), w = test::random_weights(dtype, {n, k}, 5);
+    const Tensor all = product(dtype, x, w, true);
+    for (const Index first : {0, 5, 12})
+      for (const Index count : {1, 2, 3, 4, 7}) {
+        if (first + count > m) continue;
+        for (const bool many : {true, false})
+          EXPECT_TRUE(
+              test::same_bits(product(dtype, x.rows(first, first + count), w, many), all.rows(first, first + count)))
+              << to_string(dtype) << " " << first << " " << count << " " << many;
+      }
+  }
+}
+
+TEST_P(QuantTables, ExtremeCodes) {  // the largest sums of integers: nothing may saturate
+  const Index k = 512;
+  Tensor x(DType::kF32, {2, k});
+  for (Index i = 0; i < k; ++i) x.data<float>()[i] = 127, x.data<float>()[k + i] = i % 2 ? -127.0f : 127.0f;
+  for (const DType dtype : kTypes) {
+    Tensor w = Tensor::zeros(dtype, {3, k});
+    for (Index j = 0; j < 3; ++j) {
+      std::vector<float> row(static_cast<std::size_t>(k));
+      for (Index i = 0; i < k; ++i)
+        row[static_cast<std::size_t>(i)] = j == 0 ? 127.0f : j == 1 ? -127.0f : i % 2 ? -127.0f : 127.0f;
+      ops::quantize_row(dtype, row, w.rows(j, j + 1).raw_mutable());
+    }
+    const Tensor want = expected(dtype, x, w);
+    EXPECT_TRUE(test::close(product(dtype, x, w, true), want, test::quantized_limit(k))) << to_string(dtype);
+    EXPECT_TRUE(test::close(product(dtype, x, w, false), want, test::quantized_limit(k))) << to_string(dtype);
+  }
+  // A code that quantize_row never gives.
+  Tensor w = Tensor::zeros(DType::kQ8_0, {1, k});
+  auto* bytes = static_cast<std::uint8_t*>(w.raw_mutable());
+  for (Index b = 0; b < k / 32; ++b, bytes += 34) bytes[1] = 0x3c, std::memset(bytes + 2, 0x80, 32);
+  for (const bool many : {true, false}) EXPECT_EQ(product(DType::kQ8_0, x, w, many).data<float>()[0], -128.0f * 127 * k);
+}
+
+TEST_P(QuantTables, RowsAreRoundedToNearestEven) {
+  const Index k = 64;
+  Tensor x = Tensor::zeros(DType::kF32, {1, k});
+  float* const v = x.data<float>();
+  v[0] = -254, v[1] = 1, v[2] = 3, v[3] = -5, v[31] = 254, v[40] = 1e-35f;
+  const std::vector<Activations> row = rounded(x);
+  EXPECT_EQ(row[0].scale[0], 2.0f);
+  const int want[] = {-127, 0, 2, -2};  // halves of 2 go to even
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(row[0].q[0][0][0][i], want[i]) << i;
+  EXPECT_EQ(row[0].q[1][0][0][15], 127);
+  EXPECT_EQ(row[0].start_half[0][0], -128 * -127);
+  EXPECT_EQ(row[0].start_half[1][0], -128 * 127);
+  EXPECT_EQ(row[0].start[0], 0);
+  EXPECT_EQ(row[0].total[0], 0);
+  for (int b = 1; b < 16; ++b) {
+    EXPECT_EQ(row[0].scale[b], 0) << b;
+    EXPECT_EQ(row[0].start[b], 0) << b;
+  }
+}
+
+TEST_P(QuantTables, NaNAndInfinityArePassedOn) {
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    Tensor x = test::random_tensor(DType::kF32, {2, 512}, 1);
+    x.data<float>()[512 + 100] = bad;
+    for (const DType dtype : kTypes) {
+      const Tensor w = test::random_weights(dtype, {5, 512}, 2);
+      for (const bool many : {true, false}) {
+        const Tensor y = product(dtype, x, w, many);
+        for (Index j = 0; j < 5; ++j) {
+          EXPECT_TRUE(std::isfinite(y.data<float>()[j]));
+          EXPECT_TRUE(std::isnan(y.data<float>()[5 + j]));
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, QuantTables, ::testing::ValuesIn(tables()),
+                         [](const auto& table) { return std::string(table.param->name); });
+
+// Integers are exact and the order of sums is fixed: with multiply-adds in hardware, the bits are the same everywhere.
+TEST(QuantKernels, TheSameBitsOnEveryInstructionSetWithMultiplyAdds) {
+  for (const DType dtype : kTypes) {
+    const Tensor x = test::random_tensor(DType::kF32, {7, 768}, 1), w = test::random_weights(dtype, {33, 768}, 2);
+    Tensor first;
+    for (const KernelTable* table : tables()) {
+      if (std::string(table->name) == "generic") continue;
+      Tensor y(DType::kF32, {7, 33});
+      const QuantKernels& q = *table->quant;
+      const Index chunks = activation_chunks(768);
+      std::vector<Activations> rows(static_cast<std::size_t>(7 * chunks));
+      for (Index i = 0; i < 7; ++i) {
+        const Activations* row = rows.data() + i * chunks;
+        q.quantize(768, x.data<float>() + i * 768, rows.data() + i * chunks);
+        q.type[static_cast<int>(dtype) - static_cast<int>(DType::kQ8_0)].few(24, &row, 1, static_cast<const char*>(w.raw()),
+                                                                             static_cast<Index>(row_bytes(dtype, 768)), 33,
+                                                                             y.data<float>() + i * 33, 33, nullptr);
+      }
+      if (first.rank() == 2 && first.numel() > 0) {
+        EXPECT_TRUE(test::same_bits(y, first)) << table->name << " " << to_string(dtype);
+      }
+      first = y;
+    }
+  }
+}
+
+TEST(QuantKernels, EveryTableSaysWhatItIs) {
+  for (const KernelTable* table : tables()) {
+    const std::string name = table->name, quant = table->quant->name;
+    EXPECT_TRUE(quant == name || (name == "avx512bf16" && (quant == "avx512vnni" || quant == "avx512")))
+        << name << " " << quant;
+  }
+}
+
+}  // namespace
+}  // namespace dsmoe::cpu
