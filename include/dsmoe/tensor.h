@@ -1,4 +1,5 @@
-// A dense row-major array with shared storage. Copying a Tensor copies the handle, not the numbers.
+// A dense row-major array with shared storage, in this machine's memory or in a GPU's. Copying a Tensor copies the
+// handle, not the numbers.
 #pragma once
 
 #include <array>
@@ -35,11 +36,16 @@ class Shape {
   int rank_ = 0;
 };
 
+enum class Device : std::uint8_t {
+  kCpu,
+  kCuda,  // the current CUDA device; needs a build with -DDSMOE_CUDA=ON
+};
+
 class Tensor {
  public:
   Tensor() = default;
-  Tensor(DType dtype, Shape shape);  // uninitialised, aligned to 64 bytes
-  static Tensor zeros(DType dtype, Shape shape);
+  Tensor(DType dtype, Shape shape, Device device = Device::kCpu);  // uninitialised, aligned to 64 bytes
+  static Tensor zeros(DType dtype, Shape shape, Device device = Device::kCpu);
   // Memory that someone else owns; keep_alive (may be empty) is held as long as any handle lives.
   static Tensor wrap(void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive = {});
   // The same for memory that must not be written (a mapped file): mutable access throws.
@@ -47,12 +53,14 @@ class Tensor {
 
   explicit operator bool() const { return data_ != nullptr || shape_.numel() == 0; }
   DType dtype() const { return dtype_; }
+  Device device() const { return device_; }
   const Shape& shape() const { return shape_; }
   int rank() const { return shape_.rank(); }
   Index dim(int i) const { return shape_[i]; }
   Index numel() const { return shape_.numel(); }
   std::size_t bytes() const { return row_bytes(dtype_, numel()); }
 
+  // raw() is an address on the tensor's device; data() and span() are for the CPU and throw for a GPU's tensor.
   const void* raw() const { return data_; }
   void* raw_mutable() {
     if (read_only_) [[unlikely]]
@@ -82,10 +90,13 @@ class Tensor {
   Tensor reshape(Shape shape) const;          // a view with as many elements
   Tensor clone() const;                       // a copy of the numbers
   Tensor to(DType dtype) const;               // between f32, bf16 and f16; the same handle when nothing changes
+  // A copy on the other device; the same handle when nothing changes. Waits for all work of the GPU that was launched
+  // before.
+  Tensor to(Device device) const;
 
  private:
   void expect_dtype(DType dtype) const {
-    if (dtype != dtype_) [[unlikely]]
+    if (dtype != dtype_ || device_ != Device::kCpu) [[unlikely]]
       throw_dtype(dtype);
   }
   [[noreturn]] void throw_dtype(DType expected) const;
@@ -94,6 +105,7 @@ class Tensor {
   std::shared_ptr<const void> storage_;
   void* data_ = nullptr;
   DType dtype_ = DType::kF32;
+  Device device_ = Device::kCpu;
   bool read_only_ = false;
   Shape shape_{0};
 };

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "core/device.h"
 #include "core/threads.h"
 
 namespace dsmoe {
@@ -14,9 +15,24 @@ struct Context::Scratch {
 };
 
 Context::Context(int threads, Backend backend)
-    : backend_(backend), pool_(new ThreadPool(threads)), scratch_(new Scratch[static_cast<std::size_t>(pool_->size())]) {}
+    : backend_(backend), pool_(new ThreadPool(threads)), scratch_(new Scratch[static_cast<std::size_t>(pool_->size())]) {
+  if (backend == Backend::kCuda) stream_ = device::default_stream();
+}
 
 Context::~Context() = default;
+
+void Context::synchronize() {
+  if (backend_ == Backend::kCuda) device::wait(stream_);
+}
+
+void* Context::workspace(std::size_t bytes) {
+  if (workspace_size_ < bytes) {
+    workspace_.reset();
+    workspace_ = device::allocate(bytes);
+    workspace_size_ = bytes;
+  }
+  return workspace_.get();
+}
 
 int Context::threads() const { return pool_->size(); }
 

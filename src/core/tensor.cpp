@@ -5,6 +5,7 @@
 #include <limits>
 #include <new>
 
+#include "core/device.h"
 #include "core/fail.h"
 #include "core/memory.h"
 
@@ -94,17 +95,17 @@ std::string Shape::str() const {
   return s + "]";
 }
 
-Tensor::Tensor(DType dtype, Shape shape) : dtype_(dtype), shape_(shape) {
+Tensor::Tensor(DType dtype, Shape shape, Device device) : dtype_(dtype), device_(device), shape_(shape) {
   if (is_quantized(dtype)) row_bytes(dtype, rank() > 0 ? dim(rank() - 1) : 1);
   if (bytes() == 0) return;
-  const std::shared_ptr<void> memory = allocate_memory(bytes());
+  const std::shared_ptr<void> memory = device == Device::kCpu ? allocate_memory(bytes()) : device::allocate(bytes());
   storage_ = memory;
   data_ = memory.get();
 }
 
-Tensor Tensor::zeros(DType dtype, Shape shape) {
-  Tensor t(dtype, shape);
-  if (t.bytes() != 0) std::memset(t.data_, 0, t.bytes());
+Tensor Tensor::zeros(DType dtype, Shape shape, Device device) {
+  Tensor t(dtype, shape, device);
+  if (t.bytes() != 0) device == Device::kCpu ? void(std::memset(t.data_, 0, t.bytes())) : device::clear(t.data_, t.bytes());
   return t;
 }
 
@@ -126,6 +127,8 @@ Tensor Tensor::wrap(const void* data, DType dtype, Shape shape, std::shared_ptr<
 void Tensor::throw_read_only() { fail(ErrorCode::kInternal, "internal error: a read-only tensor was opened for writing"); }
 
 void Tensor::throw_dtype(DType expected) const {
+  require(device_ == Device::kCpu, "a {} {} tensor in GPU memory was opened on the CPU; copy it with to(Device::kCpu)",
+          to_string(dtype_), shape_.str());
   fail(ErrorCode::kInvalidArgument, "expected a {} tensor, got {} {}", to_string(expected), to_string(dtype_),
        shape_.str());
 }
@@ -152,8 +155,19 @@ Tensor Tensor::reshape(Shape shape) const {
 }
 
 Tensor Tensor::clone() const {
-  Tensor t(dtype_, shape_);
-  if (bytes() != 0) std::memcpy(t.data_, data_, bytes());
+  Tensor t(dtype_, shape_, device_);
+  if (bytes() == 0) return t;
+  if (device_ == Device::kCpu)
+    std::memcpy(t.data_, data_, bytes());
+  else
+    device::copy(t.data_, device_, data_, device_, bytes());
+  return t;
+}
+
+Tensor Tensor::to(Device device) const {
+  if (device == device_) return *this;
+  Tensor t(dtype_, shape_, device);
+  if (bytes() != 0) device::copy(t.data_, device, data_, device_, bytes());
   return t;
 }
 

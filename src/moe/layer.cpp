@@ -6,20 +6,14 @@
 #include "dsmoe/moe.h"
 #include "moe/balance.h"
 #include "moe/gate.h"
+#include "moe/layer_cuda.h"
 #include "moe/plan.h"
+#include "moe/saved.h"
 #include "moe/weights.h"
 #include "ops/elementwise.h"
 #include "ops/experts.h"
 
 namespace dsmoe {
-
-struct MoeForward::Saved {
-  Tensor x;  // [T, D]
-  Index sequence_length = 0;
-  ops::Chosen chosen;
-  Plan plan;
-  ops::ExpertActivations activations;
-};
 
 namespace {
 
@@ -28,6 +22,13 @@ Tensor as_tokens(const MoeConfig& c, const Tensor& x, const char* name) {
   require((x.rank() == 2 || x.rank() == 3) && x.dim(x.rank() - 1) == c.hidden_size,
           "{} must be [tokens, {}] or [batch, sequence, {}], got {}", name, c.hidden_size, c.hidden_size, x.shape());
   return x.rank() == 2 ? x : x.reshape({x.dim(0) * x.dim(1), x.dim(2)});
+}
+
+void check_devices(const Context& ctx, const MoeWeights& weights, const Tensor& x, const char* name) {
+  const Device device = ctx.backend() == Backend::kCuda ? Device::kCuda : Device::kCpu;
+  const char* const where = device == Device::kCuda ? "the GPU (kCuda)" : "the CPU (kCpu)";
+  require(weights.device() == device, "the Context runs on {}, the weights are elsewhere; copy them with to()", where);
+  require(x.device() == device, "the Context runs on {}, {} is elsewhere; copy it with to()", where, name);
 }
 
 }  // namespace
@@ -43,6 +44,11 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   const Index sequence = x_in.rank() == 3 ? x_in.dim(1) : options.sequence_length > 0 ? options.sequence_length : tokens;
   require(tokens == 0 || tokens % sequence == 0, "{} tokens are no whole number of sequences of {}", tokens, sequence);
   require(!options.training || options.overrides == nullptr, "routing overrides are for inference, not for training");
+  check_devices(ctx, weights_, x_in, "x");
+  if (ctx.backend() == Backend::kCuda) {
+    require(options.overrides == nullptr, "routing overrides are not supported on a GPU; run this on the CPU");
+    return cuda_forward(ctx, config_, weights_, x, x_in.shape(), sequence, options.training);
+  }
   const MoeConfig config = options.overrides ? options.overrides->apply(config_) : config_;
   const ops::ExpertWeights experts = expert_list(config, weights_);
 
@@ -61,10 +67,14 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   out.routing = {chosen.experts, chosen.weights, chosen.scores};
   if (options.training) {
     out.losses = balance_losses(config_, chosen, sequence);
-    out.saved =
-        std::make_shared<MoeForward::Saved>(MoeForward::Saved{x, sequence, chosen, std::move(plan), std::move(kept)});
+    out.saved = std::make_shared<MoeForward::Saved>(
+        MoeForward::Saved{x, sequence, chosen, std::move(plan), std::move(kept), {}, {}, {}});
   }
   return out;
+}
+
+void MoeLayer::finish(Context& ctx, MoeForward& forward) const {
+  if (ctx.backend() == Backend::kCuda) cuda_finish(ctx, config_, forward);
 }
 
 Tensor MoeLayer::backward(Context& ctx, const Tensor& dy_in, const MoeForward& forward, MoeGradients& grads,
@@ -74,6 +84,9 @@ Tensor MoeLayer::backward(Context& ctx, const Tensor& dy_in, const MoeForward& f
   const Tensor dy = as_tokens(config_, dy_in, "dy");  // [T, D]
   require(dy.shape() == saved.x.shape() && dy.dtype() == saved.x.dtype(), "dy is {} {}, but x was {} {}",
           to_string(dy.dtype()), dy_in.shape(), to_string(saved.x.dtype()), saved.x.shape());
+  check_devices(ctx, weights_, dy_in, "dy");
+  if (ctx.backend() == Backend::kCuda)
+    return cuda_backward(ctx, config_, weights_, dy, forward, grads, aux_scale).reshape(dy_in.shape());
   const Plan& plan = saved.plan;
   const ops::ExpertWeights experts = expert_list(config_, weights_);
   ops::ExpertGrads expert_grads = expert_list(config_, grads);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/device.h"
 #include "core/fail.h"
 #include "core/random.h"
 #include "ops/dispatch.h"
@@ -108,6 +109,7 @@ ops::ExpertGrads expert_list(const MoeConfig& c, MoeGradients& g) {
 }
 
 void MoeWeights::check(const MoeConfig& c) const {
+  if (device() == Device::kCuda) return check_stacks(c, *this);
   require(static_cast<Index>(routed.size()) == c.routed_experts, "the config has {} routed experts, the weights have {}",
           c.routed_experts, routed.size());
   const DType dtype = routed.front().gate_proj.dtype();
@@ -146,12 +148,22 @@ MoeWeights MoeWeights::random(const MoeConfig& c, DType dtype, std::uint64_t see
   return w;
 }
 
-MoeGradients::MoeGradients(const MoeConfig& c) : gate(Tensor::zeros(DType::kF32, {c.routed_experts, c.hidden_size})) {
+MoeGradients::MoeGradients(const MoeConfig& c, Device device)
+    : gate(Tensor::zeros(DType::kF32, {c.routed_experts, c.hidden_size}, device)) {
+  if (device == Device::kCuda) {
+    gate_up = Tensor::zeros(DType::kF32, gate_up_shape(c), device);
+    down = Tensor::zeros(DType::kF32, down_shape(c), device);
+    return;
+  }
   for (Index e = 0; e < c.routed_experts; ++e) routed.push_back(zero_expert(c.expert_size, c.hidden_size));
   if (c.shared_experts > 0) shared = zero_expert(c.shared_experts * c.expert_size, c.hidden_size);
 }
 
 void MoeGradients::zero() {
+  if (gate.device() == Device::kCuda) {
+    for (Tensor* t : {&gate, &gate_up, &down}) device::clear(t->raw_mutable(), t->bytes());
+    return;
+  }
   const auto clear = [](Tensor& t) {
     if (t.bytes() != 0) std::memset(t.raw_mutable(), 0, t.bytes());
   };

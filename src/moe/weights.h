@@ -15,4 +15,9 @@ void add_mixed_expert(ops::ExpertWeights& list, const ExpertTensors& expert);
 
 ops::ExpertGrads expert_list(const MoeConfig& config, MoeGradients& grads);
 
+// The stacks of weights on a GPU (stacks.cpp).
+inline Shape gate_up_shape(const MoeConfig& c) { return {c.all_experts(), 2, c.expert_size, c.hidden_size}; }
+inline Shape down_shape(const MoeConfig& c) { return {c.all_experts(), c.hidden_size, c.expert_size}; }
+void check_stacks(const MoeConfig& config, const MoeWeights& weights);
+
 }  // namespace dsmoe

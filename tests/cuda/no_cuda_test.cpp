@@ -1,20 +1,30 @@
+// A build without CUDA says so, and which option is missing.
 #include <gtest/gtest.h>
 
 #include "dsmoe/error.h"
+#include "dsmoe/moe.h"
 #include "ops/cuda/moe_layer.h"
 
 namespace dsmoe {
 namespace {
 
-TEST(NoCuda, ErrorsNameTheOption) {
-  EXPECT_FALSE(cuda::available());
+template <class Fn>
+void expect_named(Fn&& fn) {
   try {
-    cuda::forward({}, {}, nullptr);
+    fn();
     FAIL() << "no error";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::kUnsupported);
     EXPECT_NE(std::string(e.what()).find("DSMOE_CUDA"), std::string::npos) << e.what();
   }
+}
+
+TEST(NoCuda, ErrorsNameTheOption) {
+  EXPECT_FALSE(cuda::available());
+  expect_named([] { cuda::forward({}, {}, nullptr); });
+  expect_named([] { Context ctx(1, Backend::kCuda); });
+  expect_named([] { Tensor t(DType::kF32, {4}, Device::kCuda); });
+  expect_named([] { Tensor::zeros(DType::kF32, {4}).to(Device::kCuda); });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Balance losses over a sequence, the batch and device groups. Counts carry no gradient; the losses' gradients with
-// respect to the scores need the counts alone.
+// respect to the scores need the counts alone. Scores that do not sum to 1 (sigmoid) are divided by their sum per token.
 #include <algorithm>
 
 #include "ops/cuda/gate.h"
@@ -25,8 +25,10 @@ struct Args {
 };
 
 // The threads of one expert add up parts of the tokens; the parts are added in order.
+template <bool kNormalise>
 __global__ void __launch_bounds__(kThreads) slice_kernel(const __grid_constant__ Args args) {
   extern __shared__ std::int32_t histogram[];  // [E], then the parts' sums [parts][E]
+  __shared__ float inverse[kSlice];            // what a token's scores are multiplied by
   const int experts = args.experts;
   float* sums = reinterpret_cast<float*>(histogram + experts);
   ptx::wait_for_previous_kernel();
@@ -35,6 +37,12 @@ __global__ void __launch_bounds__(kThreads) slice_kernel(const __grid_constant__
   const std::size_t token0 = static_cast<std::size_t>(sequence) * args.length + begin;
   const int tokens = min(kSlice, args.length - begin);
   for (int e = threadIdx.x; e < experts; e += kThreads) histogram[e] = 0;
+  for (int t = threadIdx.x / 32; kNormalise && t < tokens; t += kThreads / 32) {
+    float sum = 0.0f;
+    for (int e = threadIdx.x % 32; e < experts; e += 32) sum += args.scores[(token0 + t) * experts + e];
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) inverse[t] = 1.0f / (sum + 1e-20f);
+  }
   __syncthreads();
   for (int i = threadIdx.x; i < tokens * args.chosen; i += kThreads)
     atomicAdd(&histogram[args.ids[token0 * args.chosen + i]], 1);
@@ -44,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) slice_kernel(const __grid_constant__
     float sum = 0.0f;
 #pragma unroll 16
     for (int t = part * per_part; t < min(tokens, (part + 1) * per_part); ++t)
-      sum += args.scores[(token0 + t) * experts + e];
+      sum += args.scores[(token0 + t) * experts + e] * (kNormalise ? inverse[t] : 1.0f);
     sums[part * experts + e] = sum;
   }
   __syncthreads();
@@ -149,8 +157,9 @@ void balance(const Problem& p, const Routing& routing, float* scratch, float* lo
   args.counts = scratch;
   args.partial = scratch + static_cast<std::size_t>(args.sequences + 2) * args.experts;
   args.loss = loss;
-  launch(slice_kernel, args.sequences * args.slices, kThreads, (args.experts + std::max(args.experts, kThreads)) * 4,
-         stream, args);
+  const auto kernel = c.score == ScoreFunction::kSigmoid ? slice_kernel<true> : slice_kernel<false>;
+  launch(kernel, args.sequences * args.slices, kThreads, (args.experts + std::max(args.experts, kThreads)) * 4, stream,
+         args);
   launch(finish_kernel, 1, kThreads, 0, stream, args);
 }
 

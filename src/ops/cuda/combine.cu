@@ -28,14 +28,25 @@ __device__ inline float to_float(bf16 v) { return __bfloat162float(v); }
 __device__ inline void from_float(float v, float& out) { out = v; }
 __device__ inline void from_float(float v, bf16& out) { out = __float2bfloat16_rn(v); }
 
-template <class T, int kVector>
+// kEarly: rows that are looked up before the rows themselves are there. With few tokens that saves time; with many it
+// would take registers from threads that hide it anyway.
+template <class T, int kVector, int kEarly>
 __global__ void __launch_bounds__(256) combine_kernel(const __grid_constant__ Args args) {
-  ptx::wait_for_previous_kernel();
-  ptx::let_next_kernel_start();
   const int per_token = args.c.columns / kVector;
   const std::size_t i = static_cast<std::size_t>(blockIdx.x) * 256 + threadIdx.x;
   const int token = static_cast<int>(i / per_token), column = static_cast<int>(i % per_token) * kVector;
   if (token >= args.tokens) return;
+  // Which rows and how much of each: known since before the kernel ahead of this one let it start.
+  const std::size_t first = static_cast<std::size_t>(token) * args.chosen;
+  const auto row_of = [&](int k) { return args.token_row[first + k] - args.row_shift; };
+  const auto weight_of = [&](int k) { return args.c.weights ? args.c.weights[first + k] : 1.0f; };
+  int row[kEarly + 1];
+  float weight[kEarly + 1];
+#pragma unroll
+  for (int k = 0; k < kEarly; ++k)
+    if (k < args.chosen) row[k] = row_of(k), weight[k] = weight_of(k);
+  ptx::wait_for_previous_kernel();
+  ptx::let_next_kernel_start();
   const std::size_t at = static_cast<std::size_t>(token) * args.width + args.c.first + column;
   const T* rows = static_cast<const T*>(args.c.rows) + column;
   float sum[kVector] = {};
@@ -44,23 +55,30 @@ __global__ void __launch_bounds__(256) combine_kernel(const __grid_constant__ Ar
     for (int v = 0; v < kVector; ++v) sum[v] = to_float(static_cast<const T*>(args.c.start)[at + v]);
   }
   using Vector = Pack<T, kVector>;
-  const auto load = [&](std::size_t row) { return __ldcs(reinterpret_cast<const uint4*>(rows + row * args.c.columns)); };
-  const auto add = [&](std::size_t row, float weight) {
-    Vector in;
+  const auto load = [&](std::size_t r) {
+    const T* from = rows + r * args.c.columns;
     if constexpr (sizeof(Vector) == 16) {
-      const uint4 raw = load(row);
-      in = *reinterpret_cast<const Vector*>(&raw);
+      const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(from));
+      return *reinterpret_cast<const Vector*>(&raw);
     } else {
-      in = *reinterpret_cast<const Vector*>(rows + row * args.c.columns);
+      return *reinterpret_cast<const Vector*>(from);
     }
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) sum[v] = fmaf(weight, to_float(in.v[v]), sum[v]);
   };
-  for (int s = 0; s < args.c.shared_rows; ++s) add(static_cast<std::size_t>(s) * args.tokens + token, 1.0f);
-  const std::size_t first = static_cast<std::size_t>(token) * args.chosen;
+  const auto add = [&](const Vector& in, float w) {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) sum[v] = fmaf(w, to_float(in.v[v]), sum[v]);
+  };
+  // All loads first.
+  Vector in[kEarly + 1];
+#pragma unroll
+  for (int k = 0; k < kEarly; ++k)
+    if (k < args.chosen) in[k] = load(row[k]);
+  for (int s = 0; s < args.c.shared_rows; ++s) add(load(static_cast<std::size_t>(s) * args.tokens + token), 1.0f);
+#pragma unroll
+  for (int k = 0; k < kEarly; ++k)
+    if (k < args.chosen) add(in[k], weight[k]);
 #pragma unroll 4
-  for (int k = 0; k < args.chosen; ++k)
-    add(args.token_row[first + k] - args.row_shift, args.c.weights ? args.c.weights[first + k] : 1.0f);
+  for (int k = kEarly; k < args.chosen; ++k) add(load(row_of(k)), weight_of(k));
   Vector out;
 #pragma unroll
   for (int v = 0; v < kVector; ++v) from_float(sum[v], out.v[v]);
@@ -70,7 +88,9 @@ __global__ void __launch_bounds__(256) combine_kernel(const __grid_constant__ Ar
 template <class T, int kVector>
 void run(const Args& args, cudaStream_t stream) {
   const std::size_t threads = static_cast<std::size_t>(args.tokens) * (args.c.columns / kVector);
-  launch(combine_kernel<T, kVector>, static_cast<unsigned>((threads + 255) / 256), 256, 0, stream, args);
+  const auto blocks = static_cast<unsigned>((threads + 255) / 256);
+  const bool few = blocks <= 2 * static_cast<unsigned>(multiprocessors());
+  launch(few ? combine_kernel<T, kVector, 8> : combine_kernel<T, kVector, 0>, blocks, 256, 0, stream, args);
 }
 
 }  // namespace

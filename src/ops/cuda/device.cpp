@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <atomic>
 #include <mutex>
 
 #include "core/fail.h"
@@ -61,19 +62,28 @@ const char* to_string(Path path) {
   return "?";
 }
 
+namespace {
+
+std::atomic<Path> forced{Path::kAuto};
+
+}  // namespace
+
+void force_path(Path path) { forced = path; }
+
 Path choose_path(const Problem& p) {
+  const Path wanted = p.path == Path::kAuto ? forced.load() : p.path;
   const bool bf16 = p.dtype == DType::kBF16;
   require(bf16 || p.dtype == DType::kF32, "the CUDA layer takes bf16 or f32, not {}", dsmoe::to_string(p.dtype));
   const DeviceInfo& device = device_info();
   const bool mma = bf16 && device.major >= 8;
   // The copy engine moves 16-byte chunks, so rows must be multiples of 8 bf16.
   const bool hopper = bf16 && device.major == 9 && p.config.hidden_size % 8 == 0 && p.config.expert_size % 8 == 0;
-  if (p.path == Path::kAuto) return hopper ? Path::kHopper : mma ? Path::kMma : Path::kPlain;
-  require(p.path != Path::kHopper || hopper,
+  if (wanted == Path::kAuto) return hopper ? Path::kHopper : mma ? Path::kMma : Path::kPlain;
+  require(wanted != Path::kHopper || hopper,
           "path hopper needs bf16, an sm_90 device, and D and F that are multiples of 8 (D {}, F {})", p.config.hidden_size,
           p.config.expert_size);
-  require(p.path != Path::kMma || mma, "path mma needs bf16 and an sm_80 or newer device");
-  return p.path;
+  require(wanted != Path::kMma || mma, "path mma needs bf16 and an sm_80 or newer device");
+  return wanted;
 }
 
 }  // namespace dsmoe::cuda

@@ -23,6 +23,18 @@ struct Args {
   float scale, seq_factor, batch_factor, device_factor;  // times a count: the gradient of a score
 };
 
+// ds, the gradient of scores / sum of scores, becomes that of the scores. Each lane has its own experts of a token.
+__device__ void through_normalised(float* ds, const float* scores, int experts) {
+  float sum = 0.0f, dot = 0.0f;
+  for (int e = threadIdx.x % 32; e < experts; e += 32) {
+    sum += scores[e];
+    dot += ds[e] * scores[e];
+  }
+  sum = warp_sum(sum) + 1e-20f;
+  const float mean = warp_sum(dot) / sum;
+  for (int e = threadIdx.x % 32; e < experts; e += 32) ds[e] = (ds[e] - mean) / sum;
+}
+
 // One warp per token.
 __global__ void __launch_bounds__(kWarps * 32) scores_backward_kernel(const __grid_constant__ Args args) {
   extern __shared__ float smem[];
@@ -41,6 +53,7 @@ __global__ void __launch_bounds__(kWarps * 32) scores_backward_kernel(const __gr
     }
     ds[e] = v;
   }
+  if (args.counts && args.sigmoid) through_normalised(ds, scores, args.experts);
   __syncwarp();
   const std::size_t first = static_cast<std::size_t>(token) * args.chosen;
   float* grads = smem + kWarps * args.experts + threadIdx.x / 32 * args.chosen;

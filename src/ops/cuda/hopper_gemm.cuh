@@ -231,9 +231,10 @@ struct RowBoxes {
 };
 
 // acc[i] += A * B of weight block i over `k_blocks` stages. kGathered: B was written by cp.async, which wgmma sees only
-// after a fence.
-template <int kN, int kTransA, int kTransB, bool kGathered, class C>
-__device__ __forceinline__ void multiply(float (&acc)[C::kBlocks][kN / 2], Ring<C>& ring, int k_blocks, int group) {
+// after a fence. before_last() is called when the last stage has come.
+template <int kN, int kTransA, int kTransB, bool kGathered, class C, class BeforeLast>
+__device__ __forceinline__ void multiply(float (&acc)[C::kBlocks][kN / 2], Ring<C>& ring, int k_blocks, int group,
+                                         BeforeLast&& before_last) {
   constexpr int kStepA = kTransA ? 2048 >> 4 : 32 >> 4;
   constexpr int kStepB = kTransB ? 2048 >> 4 : 32 >> 4;
   const bool signals = threadIdx.x % 32 == 0;
@@ -241,6 +242,7 @@ __device__ __forceinline__ void multiply(float (&acc)[C::kBlocks][kN / 2], Ring<
   for (int kb = 0; kb < k_blocks; ++kb) {
     ptx::barrier_wait(ring.full_barrier(), ring.phase);
     if constexpr (kGathered) ptx::fence_proxy_async();
+    if (kb == k_blocks - 1) before_last();
     const std::uint64_t a = ptx::tile_descriptor(ring.a() + group * kGroupBytesA, 8192);
     const std::uint64_t b = ptx::tile_descriptor(ring.b(), 8192);
     ptx::wgmma_fence();
@@ -264,6 +266,11 @@ __device__ __forceinline__ void multiply(float (&acc)[C::kBlocks][kN / 2], Ring<
 #pragma unroll
   for (int i = 0; i < C::kBlocks; ++i) ptx::pin(acc[i]);
   if (!C::kDrains && k_blocks > 0 && signals) release<C>(previous);
+}
+
+template <int kN, int kTransA, int kTransB, bool kGathered, class C>
+__device__ __forceinline__ void multiply(float (&acc)[C::kBlocks][kN / 2], Ring<C>& ring, int k_blocks, int group) {
+  multiply<kN, kTransA, kTransB, kGathered>(acc, ring, k_blocks, group, [] {});
 }
 
 template <class C, int kFirst, int kStep, int kLast, class Body>

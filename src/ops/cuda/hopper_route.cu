@@ -44,14 +44,25 @@ __device__ void partial_logits(const Args& args, int block, float* part) {
       const uint4 a = inside ? __ldg(reinterpret_cast<const uint4*>(low + k)) : uint4{};
       const uint4 b = inside ? __ldg(reinterpret_cast<const uint4*>(high + k)) : uint4{};
       const uint4 x = inside ? __ldg(reinterpret_cast<const uint4*>(token + k)) : uint4{};
-      mma_16816(acc, a.x, b.x, a.y, b.y, x.x, x.y);
-      mma_16816(acc, a.z, b.z, a.w, b.w, x.z, x.w);
+      ptx::mma_16816(acc, a.x, b.x, a.y, b.y, x.x, x.y);
+      ptx::mma_16816(acc, a.z, b.z, a.w, b.w, x.z, x.w);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int t = t0 + 2 * c + i % 2, e = e0 + g + i / 2 * 8;
       if (t < args.tokens && e < experts) part[t * experts + e] = acc[i];
     }
+  }
+}
+
+// This block's part of the gate into the cache while the kernel before this one still makes x.
+__device__ void prefetch_gate(const Args& args, int block) {
+  constexpr int kLine = 64;  // bf16 in 128 bytes
+  const int steps = (args.width + 31) / 32, per_part = (steps + kGateParts - 1) / kGateParts;
+  const int begin = block * per_part * 32, lines = (per_part * 32 + kLine - 1) / kLine;
+  for (int i = threadIdx.x; i < args.rule.experts * lines; i += blockDim.x) {
+    const int k = begin + i % lines * kLine;
+    if (k < args.width) ptx::prefetch(args.gate + static_cast<std::size_t>(i / lines) * args.width + k);
   }
 }
 
@@ -111,6 +122,7 @@ __global__ void __cluster_dims__(kGateParts, 1, 1) __launch_bounds__(kWarps * 32
   float* part = smem;                                                         // [tokens][E]
   auto* ids = reinterpret_cast<std::int32_t*>(part + args.tokens * experts);  // [tokens][K], of block 0
   float* scratch = reinterpret_cast<float*>(ids + args.tokens * chosen) + warp * (2 * experts + args.rule.groups);
+  prefetch_gate(args, block);
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
   partial_logits(args, block, part);

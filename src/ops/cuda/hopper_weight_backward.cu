@@ -53,7 +53,6 @@ __device__ __forceinline__ GradTile find(const Args& args, int id) {
   return tile;
 }
 
-// B has zeros after the expert's last row, so what A has there does not count.
 template <class C>
 __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
   constexpr int kWidth = C::kPair ? 2 : 1;
@@ -144,6 +143,18 @@ __device__ __forceinline__ void store(const Args& args, const GradTile& tile, fl
   store_transposed<kTileN>(acc, staging, group, grad, args.m, min(kTileN, args.width - tile.n0), args.m - m);
 }
 
+// B has zeros after the expert's last row. A has rows of the next expert there, whose NaNs must not come in.
+template <class C>
+__device__ __forceinline__ void clear_after_last_row(const Ring<C>& ring, int rows, int group) {
+  const int last = (rows - 1) % kTileK + 1;
+  if (last == kTileK) return;
+  const std::uint32_t block = ring.a() + group * kGroupBytesA;
+  for (int at = last * 128 + threadIdx.x % 128 * 16; at < kTileK * 128; at += 128 * 16)
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(block + at), "r"(0) : "memory");
+  ptx::fence_proxy_async();
+  ptx::named_barrier_sync(1 + group, 128);
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) weight_backward_kernel(const __grid_constant__ Args args) {
   extern __shared__ char raw[];
@@ -162,7 +173,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) weight_backward_kernel(const _
       const GradTile tile = find<C>(args, id);
       if (tile.rows == 0 && args.accumulate) continue;
       float acc[1][kTileN / 2] = {};
-      multiply<kTileN, 1, 1, false>(acc, shared.ring, (tile.rows + kTileK - 1) / kTileK, group);
+      multiply<kTileN, 1, 1, false>(acc, shared.ring, (tile.rows + kTileK - 1) / kTileK, group,
+                                    [&] { clear_after_last_row(shared.ring, tile.rows, group); });
       store(args, tile, acc[0], shared, group);
     }
   }

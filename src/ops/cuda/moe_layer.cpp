@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstdlib>
 #include <limits>
 
 #include "core/fail.h"
@@ -53,7 +52,8 @@ void check_problem(const Problem& p) {
           c.groups, c.routed_experts, c.groups_per_token, c.experts_per_token);
   require(c.devices > 0 && c.routed_experts % c.devices == 0, "devices ({}) must divide routed_experts ({})", c.devices,
           c.routed_experts);
-  require(c.router_z_alpha == 0, "router_z_alpha is {}; the GPU layer has no router z-loss, only 0 works", c.router_z_alpha);
+  require(c.router_z_alpha == 0, "router_z_alpha is {}; the GPU layer has no router z-loss, only 0 works",
+          c.router_z_alpha);
   require(p.tokens >= 0 && rows_of(p) < static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()) / 2,
           "{} tokens times {} experts each are too many rows", p.tokens, c.slots());
   require(p.sequence_length == 0 || (p.sequence_length > 0 && p.tokens % p.sequence_length == 0),
@@ -152,13 +152,6 @@ void log_step(const char* what, const Problem& p, Path path, bool training, int 
 
 int token_tile(const Problem& p, bool training) {
   if (training) return kWideTile;
-  // For measurements: DSMOE_CUDA_TILE forces a tile (16, 64, 128 or 256).
-  static const int forced = [] {
-    const char* value = std::getenv("DSMOE_CUDA_TILE");
-    return value ? std::atoi(value) : 0;
-  }();
-  for (const int tile : {kTinyTile, kNarrowTile, kMiddleTile, kWideTile})
-    if (forced == tile) return tile;
   // Measured on an H200 at the 16B shape: up to a few hundred tokens reading the weights takes longer than the products
   // with them, up to a thousand or two about as long.
   if (p.tokens > 1536) return kWideTile;

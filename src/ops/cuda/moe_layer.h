@@ -90,6 +90,8 @@ std::string describe_device();  // "NVIDIA H200, sm_90, 132 SMs"; why there is n
 
 // The path that kAuto takes on the current device; throws when the problem is not supported.
 Path choose_path(const Problem& problem);
+// What kAuto means from now on, for tests; kAuto ends it.
+void force_path(Path path);
 
 std::size_t plan_bytes(const Problem& problem);
 std::size_t forward_workspace_bytes(const Problem& problem, bool training);

@@ -16,6 +16,7 @@ const char* to_string(Path) { return "none"; }
 bool available() { return false; }
 std::string describe_device() { return "no CUDA backend in this build (configure with -DDSMOE_CUDA=ON)"; }
 Path choose_path(const Problem&) { not_built(); }
+void force_path(Path) { not_built(); }
 std::size_t plan_bytes(const Problem&) { not_built(); }
 std::size_t forward_workspace_bytes(const Problem&, bool) { not_built(); }
 std::size_t backward_workspace_bytes(const Problem&) { not_built(); }

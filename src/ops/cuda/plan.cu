@@ -121,21 +121,17 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
     args.plan.row_token[row] = token0 + i % tokens;
     args.plan.row_weight[row] = 1.0f;
   }
-  // One thread per (chunk, expert) walks the chunk's pairs in order.
-  for (int i = threadIdx.x; i < kChunksPerBlock * args.experts; i += kThreads) {
-    const int chunk = i / args.experts, e = i % args.experts;
-    const int begin = chunk * args.chunk_tokens * args.chosen;
-    const int end = min(begin + args.chunk_tokens * args.chosen, tokens * args.chosen);
-    int row = totals[e] + starts[i];
-    const int to_sorted = sorted[e] - totals[e];
-    for (int j = begin; j < end; ++j) {
-      if (ids[j] != e) continue;
-      const std::size_t pair = static_cast<std::size_t>(token0) * args.chosen + j;
-      args.plan.row_token[row] = token0 + j / args.chosen;
-      args.plan.token_sorted[pair] = row + to_sorted;
-      args.plan.row_weight[row] = weights[j];
-      args.plan.token_row[pair] = row++;
-    }
+  // A pair's row: the expert's first, and as many on as pairs of that expert come before it.
+  const int chunk_pairs = args.chunk_tokens * args.chosen;
+  for (int i = threadIdx.x; i < tokens * args.chosen; i += kThreads) {
+    const int chunk = i / chunk_pairs, e = ids[i];
+    int row = totals[e] + starts[chunk * args.experts + e];
+    for (int j = chunk * chunk_pairs; j < i; ++j) row += ids[j] == e;
+    const std::size_t pair = static_cast<std::size_t>(token0) * args.chosen + i;
+    args.plan.row_token[row] = token0 + i / args.chosen;
+    args.plan.row_weight[row] = weights[i];
+    args.plan.token_row[pair] = row;
+    args.plan.token_sorted[pair] = row + sorted[e] - totals[e];
   }
 }
 

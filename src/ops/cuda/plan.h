@@ -15,8 +15,6 @@ inline constexpr int kWideTile = 256, kMiddleTile = 128, kNarrowTile = 64, kTiny
 int token_tile(const Problem& problem, bool training);
 // Gathered rows of an expert start at a multiple of this, with zeros in between: a step of the products over rows.
 inline constexpr int kSortedAlign = 64;
-// Tokens whose experts one block of the gate counts.
-inline constexpr int kGateTokens = 32;
 
 // Up to `token_tile` rows of one expert.
 struct alignas(16) TokenTile {

@@ -35,12 +35,6 @@ struct Result {
   int m0, n0;
 };
 
-__device__ inline void mma_16816(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 template <bool kMma>
 using Element = std::conditional_t<kMma, bf16, float>;
 // Rows are padded against bank conflicts; 8 bf16 keep 4-byte loads aligned.
@@ -93,7 +87,8 @@ struct MmaSum {
       for (int j = 0; j < 4; ++j) {
         const bf16* column = &b[n0 + j * 8 + g][k + c];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) mma_16816(acc[i][j], fa[i], pair(column), pair(column + 8));
+        for (int i = 0; i < 2; ++i)
+          ptx::mma_16816(acc[i][j], fa[i][0], fa[i][1], fa[i][2], fa[i][3], pair(column), pair(column + 8));
       }
     }
   }

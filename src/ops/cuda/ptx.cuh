@@ -59,6 +59,9 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
 
 // ---- copies into shared memory
 
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -151,6 +154,19 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
 }
 __device__ __forceinline__ float2 unpack(std::uint32_t v) {
   return {__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)};
+}
+
+// ---- mma.sync, for the kernels of every device from sm_80 on
+
+__device__ __forceinline__ void mma_16816(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+                                          std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#else
+  __trap();  // choose_path() does not come here
+#endif
 }
 
 // ---- grid dependencies (programmatic dependent launch); no effect in a plain launch, or before sm_90

@@ -26,10 +26,18 @@ __device__ inline std::uint32_t order_of(float v) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+__device__ inline std::uint32_t warp_max(std::uint32_t v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(~0u, v);
+#else
+  for (int step = 16; step > 0; step /= 2) v = max(v, __shfl_xor_sync(~0u, v, step));
+  return v;
+#endif
+}
 // The larger value; of equal ones the lower index. The same on every lane.
 __device__ inline Best warp_best(Best b) {
-  const std::uint32_t order = order_of(b.value), top = __reduce_max_sync(~0u, order);
-  b.index = static_cast<int>(__reduce_min_sync(~0u, order == top ? static_cast<unsigned>(b.index) : 0x7fffffffu));
+  const std::uint32_t order = order_of(b.value), top = warp_max(order);
+  b.index = static_cast<int>(~warp_max(order == top ? ~static_cast<unsigned>(b.index) : ~0x7fffffffu));
   b.value = __uint_as_float(top & 0x80000000u ? top & 0x7fffffffu : ~top);
   return b;
 }
@@ -82,6 +90,7 @@ __device__ inline void keep_best_groups(const RoutingRule& rule, float* choice, 
       if (lane == 0) choice[first.index] = -INFINITY;
       __syncwarp();
       value += best_of(choice, g * size, (g + 1) * size).value;
+      __syncwarp();
       if (lane == 0) choice[first.index] = first.value;
     }
     if (lane == 0) group_value[g] = value;
@@ -152,12 +161,5 @@ inline RoutingRule routing_rule(const MoeConfig& c) {
 
 // The gate's logits are sums of this many parts of D, added in order, whatever kernel makes them.
 inline constexpr int kGateParts = 8;
-
-__device__ inline void mma_16816(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3,
-                                 std::uint32_t b0, std::uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 }  // namespace dsmoe::cuda

@@ -1,0 +1,23 @@
+// The GPU functions of a build without CUDA.
+#include "core/device.h"
+#include "core/fail.h"
+
+namespace dsmoe::device {
+
+namespace {
+
+[[noreturn]] void not_built() {
+  fail(ErrorCode::kUnsupported, "this build has no CUDA backend; configure with -DDSMOE_CUDA=ON (needs nvcc)");
+}
+
+}  // namespace
+
+bool available() { return false; }
+std::shared_ptr<void> allocate(std::size_t) { not_built(); }
+void copy(void*, Device, const void*, Device, std::size_t) { not_built(); }
+void clear(void*, std::size_t) { not_built(); }
+Stream default_stream() { not_built(); }
+void wait(Stream) { not_built(); }
+void fill_bytes(void*, int, std::size_t, Stream) { not_built(); }
+
+}  // namespace dsmoe::device
