@@ -47,13 +47,14 @@ std::uint64_t to_folder(const Options& o, const ModelFiles& model, DType dtype) 
   const std::optional<Tokenizer> tokenizer = model.tokenizer();
   const std::uint64_t bytes = static_cast<std::uint64_t>(parameter_count(model.config())) * size_of(dtype);
   prepare_output(o.out, bytes, o.force);
+  std::optional<Parameter> last;  // written when the next one is asked for, so its pages are free then
   with_progress("convert", bytes, [&](const ByteProgress& progress) {
     save_model(
         o.out, model.config(), dtype,
         [&](const Parameter& p, std::size_t) {
-          const Tensor t = to_plain(model.tensor(p), dtype);
-          if (t.dtype() != model.stored_dtype()) model.release(p);
-          return t;
+          if (last) model.release(*last);
+          last = p;
+          return to_plain(model.tensor(p), dtype);
         },
         static_cast<std::uint64_t>(o.shard_gb * 1e9), progress);
   });

@@ -29,7 +29,7 @@ class GgufCommands : public ::testing::Test {
               (std::string("dsmoe_gguf_") + ::testing::UnitTest::GetInstance()->current_test_info()->name() +
                std::to_string(getpid()));
     fs::create_directories(folder_);
-    write_config("config.json", {});
+    write_config("config.json", Json::object());
   }
   void TearDown() override { fs::remove_all(folder_); }
 

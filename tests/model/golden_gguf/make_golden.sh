@@ -8,7 +8,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$here/../llama_cpp/build.sh" "$2" "$work/llama_logits"
 for type in f32 q4_k_m; do
-  "$1" init --config "$here/$type.json" --dtype f32 --seed 7 -o "$work/$type" 2> /dev/null
+  "$1" init --config "$here/$type.json" --dtype f32 --seed 3 -o "$work/$type" 2> /dev/null
   if [ $type = f32 ]; then
     "$1" convert "$work/$type" -o "$here/$type.gguf" --force 2> /dev/null
   else
