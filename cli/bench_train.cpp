@@ -10,6 +10,7 @@
 #include "cli/format.h"
 #include "cli/output.h"
 #include "cli/table.h"
+#include "core/memory.h"
 #include "core/random.h"
 #include "model/plan.h"
 #include "ops/cpu/kernels.h"
@@ -68,6 +69,7 @@ train::Batch random_batch(const ModelConfig& c, Index sequences, Index length) {
 class PeakMemory {
  public:
   PeakMemory() {
+    release_kept_memory();
     malloc_trim(0);
     std::ofstream("/proc/self/clear_refs") << "5";
     before_ = field("VmHWM:");

@@ -16,12 +16,13 @@ namespace {
 constexpr int kFailed = 1;
 constexpr int kBadUsage = 2;
 
-// Flags with their type only: which flags need or exclude others is said when it is got wrong.
+// Flags with their type and default only: which flags need or exclude others is said when it is got wrong.
 class HelpFormatter : public CLI::Formatter {
  public:
   std::string make_option_opts(const CLI::Option* option) const override {
     const std::string type = option->get_type_name();  // "INT:POSITIVE" with a check
-    return type.empty() ? "" : " " + type.substr(0, type.find(':'));
+    const std::string value = option->get_default_str();
+    return type.empty() ? "" : " " + type.substr(0, type.find(':')) + (value.empty() ? "" : " [" + value + "]");
   }
 };
 

@@ -5,9 +5,11 @@
   train_step.py                                     PyTorch alone
 
 Peers: `loop`, the training path of the models' own Python code (every token repeated K times, one product after the other
-for each expert over a mask); `grouped`, tokens sorted by expert once, each expert's rows a slice, sums by index_add. Both
-are the same model as `dsmoe bench train` measures: D 256, 4 MoE layers, E 32, K 6, S 2, F 128, V 512, 16 sequences of 128,
+for each expert over a mask); `grouped`, by hand: tokens sorted by expert once, each expert's rows a slice, gate and up one
+product, the experts' weights stacked in two tensors so that the optimizer has few, sums by index_add. Both are the same model as `dsmoe bench train` measures: D 256, 4 MoE layers, E 32, K 6, S 2, F 128, V 512, 16 sequences of 128,
 f32, forward + backward + AdamW with clipping. Before anything is timed the peers must agree with each other.
+Debian's OpenBLAS has threads of its own, and PyTorch's beside them make both slow: PyTorch is left with one unless --threads
+says otherwise.
 """
 import argparse
 import json
@@ -41,9 +43,18 @@ class Moe(torch.nn.Module):
     def __init__(self, grouped):
         super().__init__()
         self.router = torch.nn.Parameter(torch.empty(E, D).uniform_(-(D**-0.5), D**-0.5))
-        self.experts = torch.nn.ModuleList(Mlp(WIDTH) for _ in range(E))
         self.shared = Mlp(S * WIDTH)
         self.grouped = grouped
+        if grouped:
+            self.gate_up = torch.nn.Parameter(torch.empty(E, 2 * WIDTH, D))
+            self.down = torch.nn.Parameter(torch.empty(E, D, WIDTH))
+        else:
+            self.experts = torch.nn.ModuleList(Mlp(WIDTH) for _ in range(E))
+
+    @torch.no_grad()
+    def take_experts(self, other):
+        self.gate_up.copy_(torch.stack([torch.cat((e.gate.weight, e.up.weight)) for e in other.experts]))
+        self.down.copy_(torch.stack([e.down.weight for e in other.experts]))
 
     def forward(self, x):
         scores = (x @ self.router.T).softmax(-1)
@@ -65,7 +76,10 @@ class Moe(torch.nn.Module):
         order = index.flatten().argsort(stable=True)
         tokens = order // K
         counts = torch.bincount(index.flatten(), minlength=E).tolist()
-        parts = [expert(part) for expert, part in zip(self.experts, x[tokens].split(counts)) if len(part)]
+        parts = []
+        for part, gate_up, down in zip(x.index_select(0, tokens).split(counts), self.gate_up.unbind(), self.down.unbind()):
+            gate, up = (part @ gate_up.T).chunk(2, 1)
+            parts.append((F.silu(gate) * up) @ down.T)
         return torch.zeros_like(x).index_add(0, tokens, torch.cat(parts) * weight.flatten()[order].unsqueeze(1))
 
 
@@ -114,12 +128,16 @@ class Model(torch.nn.Module):
 
 
 class Peer:
-    def __init__(self, name, grouped):
+    def __init__(self, name, like=None):
         torch.manual_seed(1)
-        self.name, self.times, self.model = name, [], Model(grouped)
+        self.name, self.times, self.model = name, [], Model(like is not None)
         for p in self.model.parameters():
             if p.dim() == 2:
                 torch.nn.init.normal_(p, std=0.02)
+        if like is not None:
+            self.model.load_state_dict(like.model.state_dict(), strict=False)
+            for ours, theirs in zip(self.model.blocks, like.model.blocks):
+                ours.moe.take_experts(theirs.moe)
         decay = [p for p in self.model.parameters() if p.dim() > 1]
         rest = [p for p in self.model.parameters() if p.dim() == 1]
         self.optimizer = torch.optim.AdamW([{"params": decay}, {"params": rest, "weight_decay": 0.0}], lr=1e-4,
@@ -148,7 +166,7 @@ def ours(program, dtype, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dsmoe", help="the program to run in turn with PyTorch")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch itself")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5, help="steps of a round")
     options = parser.parse_args()
@@ -156,7 +174,8 @@ def main():
 
     generator = torch.Generator().manual_seed(2)
     ids, targets = (torch.randint(V, (BATCH, SEQ), generator=generator) for _ in range(2))
-    peers = [Peer("PyTorch, loop over experts", False), Peer("PyTorch, grouped", True)]
+    peers = [Peer("PyTorch, loop over experts")]
+    peers.append(Peer("PyTorch, grouped", peers[0]))
     for _ in range(2):  # to warm up, and to compare
         losses = [peer.step(ids, targets) for peer in peers]
         if abs(losses[0] - losses[1]) > 1e-4:
@@ -174,7 +193,7 @@ def main():
         if list_:
             rate = statistics.median(r["tokens_per_second"] for r in list_)
             rows.append((f"dsmoe, {dtype}, {100 * statistics.median(r['share_of_peak'] for r in list_):.0f}% of the peak", rate))
-    print(f"PyTorch {torch.__version__}, {options.threads} threads, medians of {options.rounds} rounds in turn")
+    print(f"PyTorch {torch.__version__}, {options.threads} threads of its own, medians of {options.rounds} rounds in turn")
     for name, rate in rows:
         print(f"  {name:34} {rate:7.0f} tok/s   x{rate / rows[0][1]:.2f} of the loop   x{rate / rows[1][1]:.2f} of grouped")
 

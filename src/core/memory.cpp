@@ -13,11 +13,11 @@ namespace dsmoe {
 
 namespace {
 
-constexpr std::size_t kAlignment = 64;                          // one cache line, one AVX-512 register
-constexpr std::size_t kHugePage = std::size_t{2} << 20;         // large blocks ask for these: products read many rows at once
-constexpr std::size_t kSmall = std::size_t{64} << 10;           // below, malloc is as good
-constexpr std::size_t kLargest = std::size_t{128} << 20;        // larger blocks are weights: they stay or go for good
-constexpr std::size_t kKeep = std::size_t{512} << 20;           // bytes kept in all
+constexpr std::size_t kAlignment = 64;                    // one cache line, one AVX-512 register
+constexpr std::size_t kHugePage = std::size_t{2} << 20;   // large blocks ask for these: products read many rows at once
+constexpr std::size_t kSmall = std::size_t{64} << 10;     // below, malloc is as good
+constexpr std::size_t kLargest = std::size_t{128} << 20;  // larger blocks are weights: they stay or go for good
+constexpr std::size_t kKeep = std::size_t{512} << 20;     // bytes kept in all
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool kReuse = false;  // or use after release would go unseen
 #else
@@ -59,6 +59,14 @@ class Blocks {
     return true;
   }
 
+  void release() {
+    const std::lock_guard lock(mutex_);
+    for (auto& [size, list] : free_)
+      for (void* memory : list) std::free(memory);
+    free_.clear();
+    kept_ = 0;
+  }
+
  private:
   std::mutex mutex_;
   std::map<std::size_t, std::vector<void*>> free_;
@@ -82,5 +90,7 @@ std::shared_ptr<void> allocate_memory(std::size_t bytes) {
     if (!reuse || !blocks().keep(p, size)) std::free(p);
   });
 }
+
+void release_kept_memory() { blocks().release(); }
 
 }  // namespace dsmoe

@@ -10,4 +10,6 @@ namespace dsmoe {
 // At least `bytes` (> 0), aligned to 64 bytes, uninitialised. Throws std::bad_alloc.
 std::shared_ptr<void> allocate_memory(std::size_t bytes);
 
+void release_kept_memory();  // gives the blocks that nobody uses back to the system
+
 }  // namespace dsmoe

@@ -136,6 +136,8 @@ void check_gguf_carries(const ModelConfig& c) {
   if (c.moe_layers() > 0 && c.norm_topk_prob && c.experts_per_token() > 1)
     refuse("norm_topk_prob", true, "the chosen experts' scores are not normalised there");
   if (c.moe_layers() > 0 && c.shared_experts() == 0) refuse("n_shared_experts", 0, "a MoE layer has shared experts there");
+  if (c.moe_layers() > 0 && c.selection_bias())
+    refuse("topk_method", c.topk_method, "experts are chosen without a bias there");
   if (c.attention_bias) refuse("attention_bias", true, "the output of attention has no bias there");
   if (c.rope_scaling.type == RopeScalingType::kDynamic)
     refuse("rope_scaling", "dynamic", "only linear scaling and none are known there");

@@ -25,6 +25,7 @@ const char* name_of(Kind kind) {
     case Kind::kOutputBias: return "attn_output.bias";
     case Kind::kPostAttentionNorm: return "ffn_norm.weight";
     case Kind::kRouter: return "ffn_gate_inp.weight";
+    case Kind::kRouterBias: return "exp_probs_b.bias";
     case Kind::kSharedGate: return "ffn_gate_shexp.weight";
     case Kind::kSharedUp: return "ffn_up_shexp.weight";
     case Kind::kSharedDown: return "ffn_down_shexp.weight";

@@ -46,9 +46,10 @@ void put_in_place(const fs::path& from, const fs::path& to) {
   if (error) fail_io(to, "put in place", error);
 }
 
-// Out of sight first, so that no half removed checkpoint is ever there under its name.
+// Out of sight first, so that no half removed checkpoint is ever there under its name; and not where a new one of that
+// name is being written.
 void remove_checkpoint(const fs::path& path) {
-  const fs::path doomed = path.parent_path() / (std::string(kUnfinished) + path.filename().string());
+  const fs::path doomed = path.parent_path() / (std::string(kUnfinished) + "old-" + path.filename().string());
   std::error_code error;
   fs::remove_all(doomed, error);
   put_in_place(path, doomed);

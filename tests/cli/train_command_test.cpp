@@ -86,7 +86,7 @@ TEST_F(TrainCommand, TenStepsAreThoseOfPyTorchAndResumingChangesNothing) {
   ASSERT_EQ(rest.status, 0) << rest.err;
   EXPECT_EQ(rest.json()["steps"], 10);
   for (const char* file : {"/last/model.safetensors", "/last/trainer/optimizer.safetensors", "/model.safetensors"})
-    EXPECT_EQ(bytes(out("whole") + file), bytes(out("parts") + file)) << file;
+    EXPECT_TRUE(bytes(out("whole") + file) == bytes(out("parts") + file)) << file;
 
   // OUT is a model.
   EXPECT_EQ(run_program({"generate", "-m", out("parts"), "--ids", "1", "2", "-n", "2"}).status, 0);

@@ -202,5 +202,25 @@ TEST(ConfigJson, LoadsAFolderOrAFile) {
   std::filesystem::remove_all(dir);
 }
 
+TEST(ConfigJson, TrainingFieldsAreWrittenWhenSet) {
+  ModelConfig c = ModelConfig::preset("tiny");
+  for (const char* field : {"topk_method", "device_aux_loss_alpha", "aux_loss_devices", "router_z_loss_alpha"})
+    EXPECT_EQ(c.to_json().find(field), std::string::npos) << field;
+  c.topk_method = "noaux_tc";
+  c.device_aux_loss_alpha = 0.05;
+  c.aux_loss_devices = 5;
+  c.router_z_loss_alpha = 0.001;
+  const ModelConfig again = ModelConfig::from_json(c.to_json(), "x");
+  EXPECT_TRUE(again.selection_bias());
+  const MoeConfig moe = again.moe(1);
+  EXPECT_TRUE(moe.selection_bias);
+  EXPECT_EQ(moe.devices, 5);
+  EXPECT_FLOAT_EQ(moe.device_balance_alpha, 0.05f);
+  EXPECT_FLOAT_EQ(moe.router_z_alpha, 0.001f);
+  EXPECT_TRUE(refused(R"({"topk_method": "group_limited_greedy"})", {"topk_method", "noaux_tc"}));
+  EXPECT_TRUE(
+      refused(R"({"n_routed_experts": 8, "num_experts_per_tok": 2, "aux_loss_devices": 3})", {"aux_loss_devices is 3"}));
+}
+
 }  // namespace
 }  // namespace dsmoe

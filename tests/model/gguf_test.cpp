@@ -129,6 +129,7 @@ TEST_F(GgufModel, WhatTheArchitectureCannotCarryIsRefused) {
   refused({"moe_layer_freq is 2"}, [](ModelConfig& c) { c.moe_layer_freq = 2; });
   refused({"n_shared_experts"}, [](ModelConfig& c) { c.n_shared_experts.reset(); });
   refused({"attention_bias"}, [](ModelConfig& c) { c.attention_bias = true; });
+  refused({"topk_method", "noaux_tc"}, [](ModelConfig& c) { c.topk_method = "noaux_tc"; });
   refused({"rope_scaling is dynamic"}, [](ModelConfig& c) { c.rope_scaling = {RopeScalingType::kDynamic, 2}; });
   refused({"head_dim is 32"}, [](ModelConfig& c) { c.explicit_head_dim = 32; });
   EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));

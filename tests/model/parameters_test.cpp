@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "model/weights.h"
 #include "support/expect_error.h"
 
 namespace dsmoe {
@@ -70,6 +71,28 @@ TEST(ParameterList, FollowsBiasTyingAndHeadDim) {
   EXPECT_TRUE(is_bias(list[8].kind) && is_attention(list[8].kind));
   c.n_shared_experts = 0;
   EXPECT_EQ(parameter_list(c).size(), plain - 1 + 4 * 4 - 3 * 3) << "no tensors of width 0";
+}
+
+TEST(ParameterList, ASelectionBiasIsF32AndHasNoGradient) {
+  ModelConfig c = ModelConfig::preset("tiny");
+  const std::size_t plain = parameter_list(c).size();
+  c.topk_method = "noaux_tc";
+  const auto list = parameter_list(c);
+  EXPECT_EQ(list.size(), plain + 3);  // layer 0 is dense
+  Context ctx(1);
+  ModelWeights weights = random_weights(c, 1, DType::kBF16, ctx);
+  int found = 0;
+  for (const Parameter& p : list) {
+    EXPECT_EQ(has_gradient(p.kind), p.kind != ParameterKind::kRouterBias) << p.name;
+    if (p.kind != ParameterKind::kRouterBias) continue;
+    ++found;
+    EXPECT_EQ(p.name, "model.layers." + std::to_string(p.layer) + ".mlp.gate.e_score_correction_bias");
+    EXPECT_EQ(p.shape, Shape({30}));
+    EXPECT_EQ(weights.at(p).dtype(), DType::kF32);
+    for (const float b : weights.at(p).span<float>()) EXPECT_EQ(b, 0.0f);
+  }
+  EXPECT_EQ(found, 3);
+  EXPECT_EQ(zero_gradients(c).layers.size(), 4u);
 }
 
 TEST(ParameterList, NamesAreUniqueAndKindsFitTheNames) {
