@@ -41,11 +41,19 @@ printf '\nIt goes on from a beginning, in two of the kinds (dsmoe generate -m %s
 write "Once there was a"
 write '{"id": 7, "name": '
 
+report=build/demo-report.html
+printf '\nAnd where its tokens go:\n'
+show inspect -m "$out" --data builtin --limit 3000 -o "$report"
+
 cat <<END
+
+The report of its experts is $PWD/$report: open it in a browser.
 
 Look further:
   tail -1 $out/log.jsonl                                  the last step: loss, balance, expert load
   build/release/bin/dsmoe train --resume -o $out --steps 2000
   build/release/bin/dsmoe generate -m $out -p "..." --json --routing    which experts each token chose
+  build/release/bin/dsmoe eval -m $out --data builtin --mask-top 1/8,2/8 --no-shared    what its experts are worth
+  build/release/bin/dsmoe compare --preset tiny -o build/comparison    what the architecture is worth, in some minutes
   build/release/bin/dsmoe bench train                     training speed on this machine, beside its peak
 END

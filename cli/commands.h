@@ -18,6 +18,11 @@ void add_train(CLI::App& program);
 void add_generate(CLI::App& program);
 void add_chat(CLI::App& program);
 void add_eval(CLI::App& program);
+void add_inspect(CLI::App& program);
+void add_compare(CLI::App& program);
+void add_prune(CLI::App& program);
+void add_upcycle(CLI::App& program);
+void add_merge(CLI::App& program);
 void add_tokenize(CLI::App& program);
 void add_convert(CLI::App& program);
 void add_quantize(CLI::App& program);
@@ -33,6 +38,11 @@ inline constexpr void (*kCommands[])(CLI::App&) = {
     add_generate,
     add_chat,
     add_eval,
+    add_inspect,
+    add_compare,
+    add_prune,
+    add_upcycle,
+    add_merge,
     add_tokenize,
     add_convert,
     add_quantize,

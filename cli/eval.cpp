@@ -1,10 +1,11 @@
-// dsmoe eval: loss and perplexity of a text, and the logits if asked for.
+// dsmoe eval: loss and perplexity of a text, as the model is and with its routing changed; and the logits if asked for.
 #include <fmt/format.h>
 
 #include <filesystem>
 #include <memory>
 #include <optional>
 
+#include "cli/ablations.h"
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "cli/model_options.h"
@@ -14,6 +15,7 @@
 #include "infer/evaluate.h"
 #include "io/safetensors_writer.h"
 #include "io/text_data.h"
+#include "study/labelled_data.h"
 
 namespace dsmoe::cli {
 
@@ -21,6 +23,7 @@ namespace {
 
 struct Options {
   ModelOptions model;
+  AblationOptions ablations;
   std::string data, logits, field = "text";
   Index limit = 0, score_from = 0;
   bool json = false;
@@ -38,6 +41,11 @@ std::vector<std::vector<std::int32_t>> read_sequences(const Options& o, const Mo
     return sequences;
   }
   const Tokenizer tokenizer = o.model.tokenizer();
+  if (o.data == "builtin") {
+    study::LabelledData data({study::DataSource::parse(o.data)}, tokenizer, {.vocab_size = config.vocab_size, .context = context});
+    for (study::LabelledSequence s; data.next(s);) sequences.push_back(std::move(s.ids));
+    return sequences;
+  }
   const std::vector<std::int32_t> start = tokenizer.encode("");
   const auto add = [&](const std::string& text) {
     const std::vector<std::int32_t> ids = tokenizer.encode(text, {.add_bos = false, .add_eos = false, .parse_special = false});
@@ -67,6 +75,11 @@ void run(const Options& o) {
   if (o.limit > 0 && static_cast<Index>(sequences.size()) > o.limit) sequences.resize(static_cast<std::size_t>(o.limit));
   if (sequences.empty()) fail(ErrorCode::kInvalidArgument, "{} has no tokens to evaluate", o.data);
 
+  if (o.ablations.wanted()) {
+    if (!o.logits.empty() || o.score_from > 0)
+      throw UsageError("--logits and --score-from are for the model as it is; leave the changes of routing out");
+    return run_ablations(o.ablations, o.model, model, sequences, o.json);
+  }
   std::optional<io::SafetensorsWriter> writer;
   if (!o.logits.empty()) {
     const std::size_t length = sequences.front().size();
@@ -117,14 +130,16 @@ void add_eval(CLI::App& program) {
   CLI::App* command = program.add_subcommand("eval", "Loss and perplexity of a text");
   o.model.add(*command);
   o.model.add_context(*command);
-  command->add_option("--data", o.data, "A text file, a .jsonl file, or an .ids file (one sequence of token ids per line)")->required();
+  command->add_option("--data", o.data, "A text file, a .jsonl file, an .ids file (one sequence of token ids per line), or builtin")->required();
   command->add_option("--field", o.field, "The field of a .jsonl file that holds the text")->capture_default_str();
   command->add_option("--limit", o.limit, "Use only the first so many sequences; 0: all")->check(CLI::NonNegativeNumber);
   command->add_option("--score-from", o.score_from, "Count only tokens at this place of a sequence (from 0) and later; those before are context")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--logits", o.logits, "Write the logits [sequences, length, vocabulary] f32 to this safetensors file");
   command->add_flag("--json", o.json, "Print the result as JSON");
-  command->footer("Example:\n  dsmoe eval -m MODEL --data book.txt -c 2048");
+  o.ablations.add(*command);
+  command->footer("Examples:\n  dsmoe eval -m MODEL --data book.txt -c 2048\n"
+                  "  dsmoe eval -m MODEL --data book.txt --mask-top 1/16,2/16,3/16,4/16 --no-shared --plot masked.svg");
   command->callback([options] { run(*options); });
 }
 

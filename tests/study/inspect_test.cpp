@@ -7,6 +7,8 @@
 
 #include "study/random_routing.h"
 #include "support/expect_error.h"
+#include "train/corpus/builtin_tokenizer.h"
+#include "train/corpus/corpus.h"
 
 namespace dsmoe::study {
 namespace {
@@ -79,6 +81,20 @@ TEST_F(Inspect, JsonLinesNameTheirDomains) {
   std::ofstream(path("bad.jsonl")) << R"({"other": 1})";
   LabelledData bad({DataSource::parse(path("bad.jsonl"))}, tokenizer, {.vocab_size = 102400, .context = 64});
   EXPECT_TRUE(throws_error([&] { bad.next(s); }, {"bad.jsonl:1", "'text'"}));
+}
+
+TEST_F(Inspect, TheBuiltInCorpusEndsAtItsLimit) {
+  for (const Index limit : {0, 100}) {
+    LabelledData d({DataSource::parse("builtin")}, train::builtin_tokenizer(300),
+                   {.vocab_size = 300, .context = 64, .tokens_per_domain = limit});
+    std::vector<Index> tokens(train::corpus_domains().size());
+    for (LabelledSequence s; d.next(s);) tokens.at(static_cast<std::size_t>(s.domain)) += static_cast<Index>(s.ids.size());
+    EXPECT_EQ(d.domains().size(), tokens.size());
+    for (const Index n : tokens) {
+      EXPECT_GE(n, limit > 0 ? limit - 1 : 8000);
+      if (limit > 0) EXPECT_LE(n, limit);
+    }
+  }
 }
 
 TEST_F(Inspect, TheTraceTellsTheSameAsTheModel) {

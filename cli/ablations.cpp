@@ -1,0 +1,72 @@
+#include "cli/ablations.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "cli/table.h"
+#include "io/atomic_file.h"
+
+namespace dsmoe::cli {
+
+void AblationOptions::add(CLI::App& command) {
+  command
+      .add_option("--mask-top", request.mask_top,
+                  "Mask this share of the routed experts, each token's best, and choose the next: 1/16,2/16")
+      ->delimiter(',');
+  command.add_flag("--no-shared", request.no_shared, "Leave out the shared experts and choose as many more routed ones");
+  command.add_option("--top-k", request.top_k, "Choose so many routed experts per token; several separated by commas")
+      ->delimiter(',');
+  command.add_option("--disable", request.disable, "Switch off single experts, as LAYER:EXPERT: 3:17,3:18")->delimiter(',');
+  command.add_option("--plot", plot, "Draw the losses of --mask-top and --top-k into this SVG file");
+}
+
+void run_ablations(const AblationOptions& o, const ModelOptions& model_options, const Transformer& model,
+                   const std::vector<std::vector<std::int32_t>>& sequences, bool json) {
+  if (!o.plot.empty() && o.request.mask_top.empty() && o.request.top_k.empty())
+    throw UsageError("--plot draws the losses of --mask-top or --top-k; give one of them");
+  const std::vector<study::Ablation> ablations = study::plan_ablations(o.request, model.config());
+  std::int64_t tokens = 0;
+  for (const auto& s : sequences) tokens += static_cast<std::int64_t>(s.size());
+  Context ctx(model_options.threads);
+  Progress progress("eval", tokens * static_cast<std::int64_t>(ablations.size()), "tokens");
+  const std::vector<study::AblationResult> results =
+      study::run_ablations(ctx, model, parse_dtype(model_options.cache_dtype).value_or(model.dtype()), sequences, ablations,
+                           [&](std::int64_t done) { progress.update(done); });
+  progress.finish();
+  if (!o.plot.empty()) {
+    const std::string name = std::filesystem::path(model_options.folder).lexically_normal().filename().string();
+    io::write_file_atomically(
+        o.plot, study::svg_document(study::ablation_plots({{name, results, model.config().experts_per_token()}})));
+  }
+  const double base = results.front().loss.mean();
+  if (json) {
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    for (const study::AblationResult& r : results) {
+      nlohmann::ordered_json row = {{"ablation", study::to_string(r.ablation.kind)},
+                                    {"label", r.ablation.label},
+                                    {"loss", r.loss.mean()},
+                                    {"perplexity", r.loss.perplexity()},
+                                    {"change", r.loss.mean() - base}};
+      if (r.ablation.kind == study::AblationKind::kMaskTop)
+        row["masked_share"] = r.ablation.value, row["masked_experts"] = r.ablation.overrides.skip_best;
+      if (r.ablation.kind == study::AblationKind::kTopK) row["experts_per_token"] = r.ablation.overrides.experts_per_token;
+      rows.push_back(std::move(row));
+    }
+    print_json({{"predicted_tokens", results.front().loss.predicted},
+                {"sequences", results.front().loss.sequences},
+                {"ablations", rows}});
+    return;
+  }
+  Table table({"routing", "loss", "change", "perplexity"});
+  for (const study::AblationResult& r : results)
+    table.row({r.ablation.label, fmt::format("{:.4f}", r.loss.mean()),
+               r.ablation.kind == study::AblationKind::kNone ? "" : fmt::format("{:+.4f}", r.loss.mean() - base),
+               fmt::format("{:.2f}", r.loss.perplexity())});
+  print(table.str());
+}
+
+}  // namespace dsmoe::cli

@@ -1,0 +1,163 @@
+// dsmoe compare: trains the paper's architectures at equal parameters and computation, and says what the difference is
+// worth.
+#include "study/compare.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "cli/build_info.h"
+#include "cli/commands.h"
+#include "cli/format.h"
+#include "cli/interrupt.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "cli/table.h"
+#include "core/fail.h"
+#include "io/atomic_file.h"
+#include "study/report.h"
+#include "train/corpus/builtin_tokenizer.h"
+
+namespace dsmoe::cli {
+
+namespace {
+
+struct Options {
+  study::CompareOptions compare;
+  std::string preset, config, out, tokenizer;
+  int threads = 0;
+  bool json = false;
+};
+
+void print_equal(const std::vector<study::Contender>& all) {
+  Table table(
+      {"", "routed", "active", "shared", "width", "expert parameters", "per token", "all parameters", "FLOPs per token"});
+  for (const study::Contender& c : all)
+    table.row({c.label, std::to_string(c.architecture.routed), std::to_string(c.architecture.active),
+               std::to_string(c.architecture.shared),
+               std::to_string(c.architecture.routed > 0 ? c.architecture.width : c.config.intermediate_size),
+               thousands(c.expert_parameters), thousands(c.active_expert_parameters), thousands(c.parameters),
+               human_flops(static_cast<double>(c.flops))});
+  print(table.str() + "\n");
+}
+
+void print_result(const study::Comparison& found) {
+  std::vector<std::string> head = {"held-out loss", "mean", "±"};
+  for (Index s = 0; s < found.options.seeds; ++s)
+    head.push_back(fmt::format("seed {}", found.options.train.seed + static_cast<std::uint64_t>(s)));
+  Table table(head);
+  for (std::size_t i = 0; i < found.contenders.size(); ++i) {
+    const study::Statistic s = study::Statistic::of(found.losses(i));
+    std::vector<std::string> row = {found.contenders[i].label, fmt::format("{:.4f}", s.mean),
+                                    found.options.seeds > 1 ? fmt::format("{:.4f}", s.sd) : "?"};
+    for (const double loss : found.losses(i)) row.push_back(fmt::format("{:.4f}", loss));
+    table.row(std::move(row));
+  }
+  print(table.str() + "\n");
+  for (const study::Verdict& v : found.verdicts()) print(v.text + "\n");
+}
+
+Tokenizer tokenizer_for(const Options& o) {
+  if (!o.tokenizer.empty()) return Tokenizer::load(o.tokenizer);
+  if (o.compare.train.data != std::vector<std::string>{train::kBuiltin})
+    throw UsageError("--data other than builtin needs a --tokenizer: a folder with tokenizer.json");
+  return train::builtin_tokenizer(static_cast<std::int32_t>(o.compare.base.vocab_size));
+}
+
+void run(Options o, const std::string& command) {
+  if (!o.preset.empty() && !o.config.empty()) throw UsageError("give either --preset or --config");
+  o.compare.base =
+      o.config.empty() ? ModelConfig::preset(o.preset.empty() ? "tiny" : o.preset) : ModelConfig::load(o.config);
+  train::TrainOptions& t = o.compare.train;
+  if (t.eval_every == 0) t.eval_every = std::max<Index>(1, t.steps / 7);
+  t.save_every = 0;
+  const Tokenizer tokenizer = tokenizer_for(o);
+  if (const auto id = tokenizer.bos_id()) o.compare.base.bos_token_id = *id;
+  if (const auto id = tokenizer.eos_id()) o.compare.base.eos_token_id = {*id};
+  if (!o.json) print_equal(study::contenders(o.compare.base, o.compare.split, t.seq_len));
+  flush_output();
+
+  Context ctx(o.threads);
+  const Interrupt interrupt;
+  const std::int64_t runs = 4 * o.compare.seeds;
+  std::optional<Progress> progress;
+  study::CompareHooks hooks;
+  hooks.stop = [&] { return interrupt.pending(); };
+  hooks.progress = [&](Index number, const study::Contender& c, std::uint64_t seed, Index step, double loss) {
+    if (!progress) progress.emplace("compare", runs * t.steps, "steps", number * t.steps + step - 1);
+    progress->update(number * t.steps + step, fmt::format("{}, seed {}, loss {:.3f}", c.label, seed, loss));
+  };
+  const std::optional<study::Comparison> found = study::compare(ctx, o.compare, tokenizer, o.out, hooks);
+  if (progress) progress->finish();
+  if (!found) {
+    print(fmt::format("Stopped. Go on with the same command.\n"));
+    return;
+  }
+  const std::filesystem::path out = o.out;
+  const nlohmann::ordered_json json =
+      study::comparison_json(*found, {{"name", o.config.empty() ? (o.preset.empty() ? "tiny" : o.preset) : o.config},
+                                      {"version", kVersion},
+                                      {"command", command}});
+  io::write_file_atomically(out / "report.html",
+                            study::html_report(study::ReportKind::kCompare, "Comparison of architectures", json));
+  io::write_file_atomically(out / "curves.svg", study::svg_document(study::curve_plots(*found)));
+  io::write_file_atomically(out / "ablations.svg", study::svg_document(study::comparison_ablation_plots(*found)));
+  nlohmann::ordered_json plain = json;
+  plain.erase("plots");
+  io::write_file_atomically(out / "compare.json",
+                            plain.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+  if (o.json) return print_json(plain);
+  print_result(*found);
+  print(fmt::format("\nThe report is {}: open it in a browser.\n", (out / "report.html").string()));
+}
+
+}  // namespace
+
+void add_compare(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  Options& o = *options;
+  train::TrainOptions& t = o.compare.train;
+  // Sized for --preset tiny: twelve runs in some minutes on two cores.
+  t.steps = 140, t.lr = 4e-3, t.eval_every = 0, t.eval_sequences = 48, t.keep = 1;
+  o.compare.ablation_sequences = 48;
+  CLI::App* command = program.add_subcommand(
+      "compare", "Train conventional, fine-grained, shared and dense models alike, and compare them");
+  command->add_option(
+      "--preset", o.preset,
+      "The DeepSeekMoE form, a known model: " + CLI::detail::join(ModelConfig::preset_names(), ", ") + "; tiny");
+  command->add_option("--config", o.config, "The DeepSeekMoE form, a config.json");
+  command
+      ->add_option("--granularity", o.compare.split,
+                   "Experts that a conventional one was cut into (m); 0: as many as leave two active")
+      ->capture_default_str();
+  command->add_option("-o,--out", o.out, "The folder for runs and report; the same command goes on where it was stopped")
+      ->required();
+  command->add_option("--data", t.data, "builtin, or text files, .jsonl files and folders")->capture_default_str();
+  command->add_option("--tokenizer", o.tokenizer, "A folder with tokenizer.json; builtin data need none");
+  command->add_option("--seeds", o.compare.seeds, "Runs of each")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("-s,--seed", t.seed, "The first seed, of the weights and of the data's order")->capture_default_str();
+  command->add_option("--steps", t.steps, "Updates of each run")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--batch-size", t.batch_size, "Sequences per update")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--seq-len", t.seq_len, "Tokens of a sequence")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--lr", t.lr, "Learning rate")->capture_default_str();
+  command->add_option("--holdout", t.holdout, "Share of the data kept for the losses")->capture_default_str();
+  command->add_option("--eval-every", t.eval_every, "Steps between held-out losses; 0: a seventh of the steps")
+      ->capture_default_str();
+  command->add_option("--eval-sequences", t.eval_sequences, "Held-out sequences of each")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--dtype", t.dtype, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
+  command->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
+  command->add_flag("--json", o.json, "Print the result as JSON");
+  command->footer("Example:\n  dsmoe compare --preset tiny -o comparison");
+  command->callback([options] {
+    run(*options,
+        fmt::format("dsmoe compare --preset {} --steps {} --seeds {}", options->preset.empty() ? "tiny" : options->preset,
+                    options->compare.train.steps, options->compare.seeds));
+  });
+}
+
+}  // namespace dsmoe::cli

@@ -1,0 +1,156 @@
+// dsmoe inspect: where a model's tokens go, as a report for people, JSON, CSV, or a trace.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <filesystem>
+#include <memory>
+
+#include "cli/build_info.h"
+#include "cli/commands.h"
+#include "cli/format.h"
+#include "cli/model_options.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "cli/study_data.h"
+#include "cli/table.h"
+#include "core/fail.h"
+#include "dsmoe/segmentation.h"
+#include "infer/model_files.h"
+#include "io/atomic_file.h"
+#include "study/report.h"
+
+namespace dsmoe::cli {
+
+namespace {
+
+struct Options {
+  ModelOptions model;
+  StudyDataOptions data;
+  std::string out, csv, trace, replay, against;
+  Index sample = 2000;
+  bool json = false;
+};
+
+// A step under way: the data's length is not known beforehand.
+study::InspectOptions inspect_options(const Options& o, Progress& progress) {
+  study::InspectOptions options;
+  options.sample_tokens = o.sample;
+  options.progress = [&progress](std::int64_t tokens, double loss) {
+    progress.update(tokens, loss > 0 ? fmt::format("loss {:.4f}", loss) : "");
+  };
+  return options;
+}
+
+study::Inspection look(const Options& o, study::ReportModel& about) {
+  Context ctx(o.model.threads);
+  Progress progress("inspect", 0, "tokens");
+  study::InspectOptions options = inspect_options(o, progress);
+  about.version = kVersion;
+  if (!o.replay.empty()) {
+    study::TraceReader trace(o.replay);
+    about.name = std::filesystem::path(o.replay).filename().string();
+    study::Inspection found = study::inspect(ctx, trace, options);
+    progress.finish();
+    return found;
+  }
+  const Transformer model = o.model.load();
+  about.name = folder_name(o.model.folder);
+  about.shared_experts = model.config().shared_experts();
+  for (const Parameter& p : parameter_list(model.config())) about.parameters += p.shape.numel();
+  study::LabelledData data = o.data.open(model.config(), load_tokenizer(o.model.folder), o.model.context);
+  options.cache_dtype = parse_dtype(o.model.cache_dtype).value_or(model.dtype());
+
+  std::optional<Transformer> other;
+  if (!o.against.empty()) {
+    ModelOptions second = o.model;
+    second.folder = o.against;
+    other.emplace(second.load());
+    options.other = &*other;
+    about.other_name = folder_name(o.against);
+    if (about.other_name == about.name) about.other_name = o.against;
+  }
+  std::optional<study::TraceWriter> trace;
+  if (!o.trace.empty()) options.trace = &trace.emplace(o.trace, study::RoutingShape::of(model.config()));
+  study::Inspection found = study::inspect(ctx, model, data, options);
+  if (trace) trace->finish();
+  progress.finish();
+  return found;
+}
+
+void print_summary(const study::Inspection& found) {
+  const study::RoutingShape& shape = found.study.shape();
+  print(fmt::format("{} tokens in {} sequences{}\n\n", thousands(found.study.tokens()), thousands(found.study.sequences()),
+                    found.losses.empty() ? "" : fmt::format(", loss {:.4f}", found.loss().mean())));
+  std::vector<std::string> head = {"layer", "evenness", "imbalance", "dead", "overloaded", "sets seen"};
+  const bool domains = found.study.domain_tokens().size() > 1;
+  if (domains) head.emplace_back("domain bits");
+  if (found.agreement) head.insert(head.end(), {"shared choices", "by chance", "after renaming"});
+  Table table(head);
+  for (std::size_t i = 0; i < shape.layers.size(); ++i) {
+    const study::LayerStudy& layer = found.study.layers()[i];
+    const double even = std::log(static_cast<double>(shape.routed_experts));
+    std::vector<std::string> row = {
+        std::to_string(shape.layers[i]),
+        fmt::format("{:.1f}%", even > 0 ? 100 * layer.statistics().entropy() / even : 100.0),
+        fmt::format("{:.2f}", layer.statistics().imbalance()),
+        std::to_string(layer.statistics().unused().size()),
+        std::to_string(layer.overloaded().size()),
+        (layer.combinations().exact() ? "" : "~") + thousands(std::llround(layer.combinations().count()))};
+    if (domains) row.push_back(fmt::format("{:.4f}", layer.domain_information(found.study.domain_tokens())));
+    if (found.agreement) {
+      const study::LayerAgreement& a = found.agreement->layers()[i];
+      for (const double share : {a.overlap(), a.chance_overlap(), a.matched_overlap()})
+        row.push_back(fmt::format("{:.1f}%", 100 * share));
+    }
+    table.row(std::move(row));
+  }
+  print(table.str());
+  print(fmt::format("\nA token chooses {} of {} experts: {} sets exist.\n", shape.experts_per_token, shape.routed_experts,
+                    thousands(expert_combinations(shape.routed_experts, shape.experts_per_token))));
+}
+
+void run(const Options& o) {
+  if (o.replay.empty() && (o.model.folder.empty() || o.data.data.empty()))
+    throw UsageError("give a model (-m) and --data, or a trace (--replay)");
+  if (!o.replay.empty() && !(o.data.data.empty() && o.against.empty() && o.trace.empty()))
+    throw UsageError("--replay reads a trace instead of running a model; leave --data, --against and --trace out");
+  study::ReportModel about;
+  const study::Inspection found = look(o, about);
+  const std::optional<Tokenizer> tokenizer = o.model.folder.empty() ? std::nullopt : load_tokenizer(o.model.folder);
+  if (!o.csv.empty()) io::write_file_atomically(o.csv, study::inspection_csv(found, tokenizer));
+  if (!o.out.empty())
+    io::write_file_atomically(o.out, study::html_report(study::ReportKind::kInspect, "Routing of " + about.name,
+                                                        study::inspection_json(found, about, tokenizer, /*text=*/true)));
+  if (o.json) {
+    print_json(study::inspection_json(found, about, tokenizer, /*text=*/false));
+  } else {
+    print_summary(found);
+    if (!o.out.empty()) print(fmt::format("The report is {}: open it in a browser.\n", o.out));
+  }
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  Options& o = *options;
+  CLI::App* command = program.add_subcommand("inspect", "Show where a model's tokens go: a report of its experts");
+  o.model.add(*command);
+  command->get_option("--model")->required(false);
+  o.model.add_context(*command);
+  o.data.add(*command);
+  command->add_option("-o,--out", o.out, "Write the report, one HTML file, here");
+  command->add_option("--csv", o.csv, "Write one line per layer and expert here");
+  command->add_option("--trace", o.trace, "Write every choice of every token here, for --replay");
+  command->add_option("--replay", o.replay, "Read a trace instead of running the model (-m then only gives the tokenizer)");
+  command->add_option("--against", o.against,
+                      "Compare the routing with that of another model or checkpoint on the same tokens");
+  command->add_option("--sample", o.sample, "Tokens of text to show in the report")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_flag("--json", o.json, "Print everything as JSON");
+  command->footer("Example:\n  dsmoe inspect -m MODEL --data prose=book.txt code=main.c -o report.html");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace dsmoe::cli
