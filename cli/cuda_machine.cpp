@@ -67,7 +67,7 @@ double median_seconds(int repeats, int group, cudaStream_t stream, const std::fu
   do {
     for (int i = 0; i < group; ++i) launch();
     check(cudaStreamSynchronize(stream));
-  } while (std::chrono::steady_clock::now() - start < std::chrono::milliseconds(100));
+  } while (std::chrono::steady_clock::now() - start < std::chrono::milliseconds(20));
   std::vector<double> seconds;
   for (int r = 0; r < repeats; ++r) {
     check(cudaEventRecord(begin, stream));
