@@ -11,6 +11,7 @@ void add_bench(CLI::App& program) {
   bench->footer("Example:\n  dsmoe bench layer --tokens 1,16,512 --dtype bf16");
   add_bench_layer(*bench);
   add_bench_model(*bench);
+  add_bench_train(*bench);
 }
 
 }  // namespace dsmoe::cli

@@ -10,6 +10,7 @@ namespace dsmoe::cli {
 
 void add_bench_layer(CLI::App& bench);
 void add_bench_model(CLI::App& bench);
+void add_bench_train(CLI::App& bench);
 
 
 inline double now_seconds() {

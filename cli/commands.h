@@ -14,6 +14,7 @@ struct UsageError : std::runtime_error {
 void add_info(CLI::App& program);
 void add_plan(CLI::App& program);
 void add_init(CLI::App& program);
+void add_train(CLI::App& program);
 void add_generate(CLI::App& program);
 void add_chat(CLI::App& program);
 void add_eval(CLI::App& program);
@@ -28,6 +29,7 @@ inline constexpr void (*kCommands[])(CLI::App&) = {
     add_info,
     add_plan,
     add_init,
+    add_train,
     add_generate,
     add_chat,
     add_eval,

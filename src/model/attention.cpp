@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/threads.h"
 #include "model/linear_layer.h"
 #include "ops/attention.h"
 #include "ops/elementwise.h"
@@ -26,6 +27,18 @@ std::vector<std::int32_t> count_up(Index tokens, Index first, Index length) {
   std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens));
   for (Index t = 0; t < tokens; ++t) positions[static_cast<std::size_t>(t)] = static_cast<std::int32_t>(first + t % length);
   return positions;
+}
+
+// fn(first, end) for the tokens of every sequence. Several sequences are tasks of their own, and what runs inside one of
+// them runs on its thread; a few share the threads among their heads.
+template <class Fn>
+void each_sequence(Context& ctx, Index tokens, Index length, Fn fn) {
+  const Index sequences = tokens / length;
+  if (sequences >= 2 * ctx.threads()) {
+    ctx.pool().run(sequences, [&](Index s, int) { fn(s * length, (s + 1) * length); });
+  } else {
+    for (Index s = 0; s < sequences; ++s) fn(s * length, (s + 1) * length);
+  }
 }
 
 }  // namespace
@@ -56,13 +69,12 @@ Tensor attention_train(Context& ctx, const ModelConfig& c, const AttentionWeight
   rotate(ctx, c, saved.q, rope, positions);
   rotate(ctx, c, saved.k, rope, positions);
   saved.out = Tensor(h.dtype(), saved.q.shape());
-  saved.lse.clear();
-  for (Index t = 0; t < tokens; t += sequence_length) {
-    const Index end = t + sequence_length;
+  saved.lse.assign(static_cast<std::size_t>(tokens / sequence_length), Tensor());
+  each_sequence(ctx, tokens, sequence_length, [&](Index t, Index end) {
     Tensor out = saved.out.rows(t, end), lse(DType::kF32, {c.num_attention_heads, sequence_length});
     ops::attention(ctx, shape_of(c), saved.q.rows(t, end), saved.k.rows(t, end), saved.v.rows(t, end), 0, out, &lse);
-    saved.lse.push_back(lse);
-  }
+    saved.lse[static_cast<std::size_t>(t / sequence_length)] = lse;
+  });
   return linear_forward(ctx, saved.out, w.o, DType::kF32);
 }
 
@@ -75,13 +87,12 @@ Tensor attention_backward(Context& ctx, const ModelConfig& c, const AttentionWei
   linear_backward(ctx, dy, saved.out, w.o, grads.o, dout, false);
   const Tensor dout_t = ops::converted(ctx, dout, h.dtype());
   Tensor dq(DType::kF32, saved.q.shape()), dk(DType::kF32, saved.k.shape()), dv(DType::kF32, saved.v.shape());
-  for (Index t = 0; t < tokens; t += sequence_length) {
-    const Index end = t + sequence_length;
+  each_sequence(ctx, tokens, sequence_length, [&](Index t, Index end) {
     Tensor dq_rows = dq.rows(t, end), dk_rows = dk.rows(t, end), dv_rows = dv.rows(t, end);
     ops::attention_backward(ctx, shape_of(c), saved.q.rows(t, end), saved.k.rows(t, end), saved.v.rows(t, end),
                             saved.out.rows(t, end), saved.lse[static_cast<std::size_t>(t / sequence_length)],
                             dout_t.rows(t, end), dq_rows, dk_rows, dv_rows);
-  }
+  });
   rotate(ctx, c, dq, rope, positions, /*inverse=*/true);
   rotate(ctx, c, dk, rope, positions, /*inverse=*/true);
   Tensor dh(DType::kF32, h.shape());

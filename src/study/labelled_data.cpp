@@ -6,12 +6,15 @@
 #include "core/fail.h"
 #include "io/json_text.h"
 #include "io/printable.h"
+#include "train/corpus/corpus.h"
 
 namespace dsmoe::study {
 
 namespace {
+constexpr const char* kBuiltin = "builtin";
+constexpr Index kBuiltinTokens = 8192;                    // of each domain, unless a limit is given: the corpus has no end
 constexpr std::size_t kTextBytes = std::size_t{1} << 18;  // of a text file that are tokenized at a time
-}
+}  // namespace
 
 DataSource DataSource::parse(const std::string& argument) {
   const std::size_t equals = argument.find('=');
@@ -26,7 +29,8 @@ LabelledData::LabelledData(std::vector<DataSource> sources, std::optional<Tokeni
   require(options_.context >= static_cast<Index>(start_.size()) + 2,
           "a context of {} tokens predicts nothing; use a larger one (-c)", options_.context);
   for (const DataSource& s : sources_) {
-    if (!std::filesystem::exists(s.path)) fail(ErrorCode::kIo, "cannot read {}; is the path right?", s.path);
+    if (s.path != kBuiltin && !std::filesystem::exists(s.path))
+      fail(ErrorCode::kIo, "cannot read {}; is the path right?", s.path);
     require(tokenizer_ || s.path.ends_with(".ids"),
             "{} is text, and the model has no tokenizer; give it one, or use an .ids file", s.path);
   }
@@ -46,6 +50,21 @@ void LabelledData::encode(const std::string& text) {
 
 bool LabelledData::read_document(const DataSource& source) {
   document_ = {};
+  if (source.path == kBuiltin) {
+    const auto domains = static_cast<std::uint64_t>(train::corpus_domains().size());
+    const Index limit = options_.tokens_per_domain > 0 ? options_.tokens_per_domain : kBuiltinTokens;
+    if (builtin_ > 0 && builtin_ % domains == 0 && !given_.empty() &&
+        *std::min_element(given_.begin(), given_.end()) + 1 >= limit)
+      return false;
+    // Training reads documents of the lower half of all numbers.
+    const train::Document d =
+        train::corpus_document(/*seed=*/0, (std::uint64_t{1} << 63) / domains * domains + domains + builtin_++);
+    encode(d.text);
+    document_.domain = domain_number(train::corpus_domains()[d.domain]);
+    // One token less is as much as can be had: a single token is no sequence.
+    if (given_[static_cast<std::size_t>(document_.domain)] + 1 >= limit) document_.ids.clear();
+    return true;
+  }
   if (source.path.ends_with(".ids")) {
     if (!ids_) ids_ = std::make_unique<io::IdsReader>(source.path, options_.vocab_size);
     if (!ids_->next(document_.ids)) return false;

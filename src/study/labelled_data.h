@@ -14,7 +14,8 @@
 
 namespace dsmoe::study {
 
-// A text file, a .jsonl file (the text in one field, the domain in "domain" if it is there) or an .ids file.
+// A text file, a .jsonl file (the text in one field, the domain in "domain" if it is there), an .ids file, or "builtin": the
+// held-out half of the built-in corpus with its domains, of which 8192 tokens each are read unless a limit is given.
 struct DataSource {
   std::string path;
   std::string domain;  // of everything in it that does not name its own
@@ -59,6 +60,7 @@ class LabelledData {
   LabelledDataOptions options_;
   std::vector<std::int32_t> start_;  // what the tokenizer puts before a text
   std::size_t source_ = 0;
+  std::uint64_t builtin_ = 0;  // documents of the built-in corpus read
   std::unique_ptr<io::IdsReader> ids_;
   std::unique_ptr<io::TextReader> text_;
   std::unique_ptr<io::LineReader> lines_;

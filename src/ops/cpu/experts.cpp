@@ -11,15 +11,17 @@ using namespace dsmoe::cpu;
 
 namespace {
 
+constexpr Index kManyRows = 512;
+
 // Rows [row, row + rows) of expert e by columns [col, col + cols).
 struct Task {
   Index expert, row, rows, col, cols;
 };
 
-// fn(first, count) for pieces of at most kMaxRows of the rows [begin, end), of even height.
+// fn(first, count) for pieces of at most kTaskRows of the rows [begin, end), of even height.
 template <class Fn>
 void each_piece(Index begin, Index end, Fn fn) {
-  const Index rows = end - begin, pieces = (rows + kMaxRows - 1) / kMaxRows;
+  const Index rows = end - begin, pieces = (rows + kTaskRows - 1) / kTaskRows;
   for (Index i = 0; i < pieces; ++i) fn(begin + rows * i / pieces, rows * (i + 1) / pieces - rows * i / pieces);
 }
 
@@ -43,16 +45,33 @@ const T* matrix(const Matrix& m) {
   return static_cast<const T*>(m.data);
 }
 
+// Rows that are f32 already are used where they lie; others go through a buffer.
+const float* as_f32(const KernelTable&, Index, const float* x, float*) { return x; }
+const float* as_f32(const KernelTable& kt, Index n, const BFloat16* x, float* buffer) {
+  to_f32(kt, n, x, buffer);
+  return buffer;
+}
+float* f32_row(float* to, float*) { return to; }
+float* f32_row(BFloat16*, float* buffer) { return buffer; }
+
+void store_scaled(const KernelTable& kt, Index n, float scale, float* x, float* to) { kt.scale(n, scale, x, to); }
+void store_scaled(const KernelTable& kt, Index n, float scale, float* x, BFloat16* to) {
+  kt.scale(n, scale, x, x);
+  from_f32(kt, n, x, to);
+}
+
 // fn(workspace, expert, row, rows, col, cols) for every expert's rows in order, once per block of columns of
 // the model width: one task owns a block of columns of all tokens, so it may add to them without any lock and
 // always in the same order.
 template <class T, class Begin, class Fn, class End>
 void by_model_columns(Context& ctx, const ExpertRows& rows, Index width, Index lines_b, Begin begin, Fn fn, End end) {
   const KernelTable& kt = kernels();
-  const Index cols = columns_per_task(ctx, kt, width);
+  // The rows are packed again for every block of columns, so there are no more of them than threads, unless the rows are
+  // few: then reading the weights is the work, and more tasks share it out better.
+  const Index cols = rows.rows() < kManyRows ? columns_per_task(ctx, kt, width) : columns_per_task(ctx, kt, 4 * width);
   ctx.pool().run((width + cols - 1) / cols, [&](Index task, int worker) {
     const Index col = task * cols, here = std::min(cols, width - col);
-    Workspace<T> ws(ctx, worker, kt, kMaxRows, lines_b);
+    Workspace<T> ws(ctx, worker, kt, kTaskRows, lines_b);
     begin(col, here);
     for (Index e = 0; e < rows.experts(); ++e)
       each_piece(rows.offset[e], rows.offset[e + 1], [&](Index row, Index count) {
@@ -76,7 +95,7 @@ void experts_gate_up(Context& ctx, const ExpertWeights& w, const ExpertRows& row
     ctx.pool().run(static_cast<Index>(tasks.size()), [&](Index i, int worker) {
       const Task& t = tasks[static_cast<std::size_t>(i)];
       const Matrix &wg = w.gate[static_cast<std::size_t>(t.expert)], &wu = w.up[static_cast<std::size_t>(t.expert)];
-      Workspace<T> ws(ctx, worker, kt, kMaxRows, kMaxCols);
+      Workspace<T> ws(ctx, worker, kt, kTaskRows, kMaxCols);
       list_gathered(ws.a, t.rows, x.data<T>(), depth, rows.token.data() + t.row);
       // The columns of one product are the gate's rows and then the up projection's, so x is packed once for both.
       list_lines(ws.b, t.cols, matrix<T>(wg) + t.col * wg.ld, wg.ld);
@@ -99,8 +118,9 @@ void experts_gate_up(Context& ctx, const ExpertWeights& w, const ExpertRows& row
           from_f32(kt, t.cols, gate, gate_out + to);
           from_f32(kt, t.cols, up, up_out + to);
         }
-        kt.swiglu(t.cols, gate, up, gate);
-        from_f32(kt, t.cols, gate, h_out + to);
+        float* const h_row = f32_row(h_out + to, gate);
+        kt.swiglu(t.cols, gate, up, h_row);
+        if constexpr (sizeof(T) == 2) from_f32(kt, t.cols, h_row, h_out + to);
       }
     });
   });
@@ -150,7 +170,7 @@ void experts_down_backward(Context& ctx, const ExpertWeights& w, const ExpertRow
     ctx.pool().run(static_cast<Index>(tasks.size()), [&](Index i, int worker) {
       const Task& t = tasks[static_cast<std::size_t>(i)];
       const Matrix& wd = w.down[static_cast<std::size_t>(t.expert)];
-      Workspace<T> ws(ctx, worker, kt, kMaxRows, model);
+      Workspace<T> ws(ctx, worker, kt, kTaskRows, model);
       list_gathered(ws.a, t.rows, dy.data<T>(), model, rows.token.data() + t.row);
       list_lines(ws.b, model, matrix<T>(wd) + t.col, wd.ld);
       product<T>(kt, t.rows, t.cols, model, {ws.a, Lines::kAlong}, {ws.b, Lines::kAcross}, ws.block, t.cols, false,
@@ -160,14 +180,13 @@ void experts_down_backward(Context& ctx, const ExpertWeights& w, const ExpertRow
         const float scale = rows.weight[static_cast<std::size_t>(row)];
         const float* dh = ws.block + r * t.cols;
         float gate[kMaxCols], up[kMaxCols], h[kMaxCols];
-        to_f32(kt, t.cols, kept.gate.data<T>() + at, gate);
-        to_f32(kt, t.cols, kept.up.data<T>() + at, up);
-        kt.swiglu_backward(t.cols, gate, up, dh, gate, up, h);
+        const float* const kept_gate = as_f32(kt, t.cols, kept.gate.data<T>() + at, gate);
+        const float* const kept_up = as_f32(kt, t.cols, kept.up.data<T>() + at, up);
+        kt.swiglu_backward(t.cols, kept_gate, kept_up, dh, gate, up, h);
         partial[static_cast<std::size_t>(t.col / kMaxCols * rows.rows() + row)] = kt.dot(t.cols, dh, h);
-        for (float* v : {gate, up, h}) kt.scale(t.cols, scale, v, v);
-        from_f32(kt, t.cols, gate, d_gate + at);
-        from_f32(kt, t.cols, up, d_up + at);
-        from_f32(kt, t.cols, h, scaled_h + at);
+        store_scaled(kt, t.cols, scale, gate, d_gate + at);
+        store_scaled(kt, t.cols, scale, up, d_up + at);
+        store_scaled(kt, t.cols, scale, h, scaled_h + at);
       }
     });
   });

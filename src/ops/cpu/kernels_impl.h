@@ -71,12 +71,24 @@ inline void pack_block(const std::uint32_t* const* line, Index p, std::uint32_t*
   for (int j = 0; j < kW; ++j) Simd::store(to + j * width, block[j]);
 }
 
-// The same at the edges: lines past `have` are zero, only `depth` units and `here` columns are there.
-void pack_edge(const std::uint32_t* const* line, int have, Index p, int depth, std::uint32_t* to, int width, int here) {
+// Row `row` of a panel of `rows` rows that are narrower than a vector. A whole vector spills over into the rows that
+// follow, which are written later, and is stored faster than a part; at the end of the panel there are none to spill into.
+inline void store_row(std::uint32_t* to, V v, int width, int here, Index row, Index rows) {
+  if (here == kW || (width < kW && row * width + kW <= rows * width)) {
+    Simd::store(to, v);
+  } else {
+    Simd::store_n(to, v, here);
+  }
+}
+
+// The same at the edges: lines past `have` are zero, only `depth` units from p on and `here` columns are there.
+inline void pack_edge(const std::uint32_t* const* line, int have, Index p, int depth, std::uint32_t* to, int width, int here,
+                      Index rows) {
   V block[kW];
-  for (int i = 0; i < kW; ++i) block[i] = i < have ? Simd::load_n(line[i] + p, depth) : Simd::zero();
+  for (int i = 0; i < kW; ++i)
+    block[i] = i >= have ? Simd::zero() : depth == kW ? Simd::load(line[i] + p) : Simd::load_n(line[i] + p, depth);
   Simd::transpose(block);
-  for (int j = 0; j < depth; ++j) Simd::store_n(to + j * width, block[j], here);
+  for (int j = 0; j < depth; ++j) store_row(to + j * width, block[j], width, here, p + j, rows);
 }
 
 // kW units of kW lines are transposed in registers and used at once: each then is unit p of all lines.
@@ -136,15 +148,16 @@ void pack_lines(const std::uint32_t* const* line, Index n, Index k, std::uint32_
       const int have = left < here ? static_cast<int>(left < 0 ? 0 : left) : here;
       // The lines that come next are asked for while these are packed: each is a stream of its own that is
       // too short here for the hardware's prefetcher to catch.
-      const std::uint32_t* const* ahead = line + first + i + kW;
-      const int to_come = static_cast<int>(left - kW < 0 ? 0 : left - kW < kW ? left - kW : kW);
-      Index p = 0;
-      for (; have == kW && p + kW <= k; p += kW) {
+      const std::uint32_t* const* ahead = line + first + i + here;
+      const int to_come = static_cast<int>(left - here < 0 ? 0 : left - here < here ? left - here : here);
+      for (Index p = 0; p < k; p += kW) {
         for (int a = 0; a < to_come; ++a) __builtin_prefetch(ahead[a] + p, 0, 2);
-        pack_block(line + first + i, p, panels + p * width + i, width);
+        if (have == kW && p + kW <= k) {
+          pack_block(line + first + i, p, panels + p * width + i, width);
+          continue;
+        }
+        pack_edge(line + first + i, have, p, k - p < kW ? static_cast<int>(k - p) : kW, panels + p * width + i, width, here, k);
       }
-      for (; p < k; p += kW)
-        pack_edge(line + first + i, have, p, k - p < kW ? static_cast<int>(k - p) : kW, panels + p * width + i, width, here);
     }
   }
 }
@@ -161,8 +174,7 @@ void pack_across_f32(const float* const* line, Index n, Index k, std::uint32_t* 
         const Index left = n - first - i;
         const float* from = line[p] + first + i;
         const V v = left >= kW ? Simd::load(from) : left > 0 ? Simd::load_n(from, static_cast<int>(left)) : Simd::zero();
-        std::uint32_t* to = panels + panel + p * width + i;
-        here == kW ? Simd::store(to, v) : Simd::store_n(to, v, here);
+        store_row(panels + panel + p * width + i, v, width, here, p, k);
       }
     }
   }
@@ -179,8 +191,7 @@ void pack_across_bf16(const std::uint16_t* const* line, Index n, Index k, std::u
         const Index left = n - first - i;
         const int have = left < kW ? static_cast<int>(left < 0 ? 0 : left) : kW;
         const V v = Simd::load_pairs(line[p] + first + i, high ? high + first + i : nullptr, have);
-        std::uint32_t* to = panels + panel + p / 2 * width + i;
-        here == kW ? Simd::store(to, v) : Simd::store_n(to, v, here);
+        store_row(panels + panel + p / 2 * width + i, v, width, here, p / 2, (k + 1) / 2);
       }
     }
   }

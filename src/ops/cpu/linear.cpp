@@ -9,22 +9,32 @@ using namespace dsmoe::cpu;
 
 namespace {
 
+// Columns per task. The rows are packed again for every block of columns, so with enough blocks of rows for the threads
+// the columns stay together.
+Index columns_for(const Context& ctx, const KernelTable& kt, Index n, Index row_blocks) {
+  return columns_per_task(ctx, kt, row_blocks > 1 ? n * std::min<Index>(2 * row_blocks, 4 * ctx.threads()) : n);
+}
+
 // c[m, n] (+)= a · b, cut into blocks of rows and columns. The lines of both operands are set by the caller.
 template <class T, class Store>
 void blocks(Context& ctx, Index m, Index n, Index k, const T* a, Index lda, Lines a_lines, const T* b, Index ldb,
             Lines b_lines, Store store) {
   const KernelTable& kt = kernels();
-  const Index cols = columns_per_task(ctx, kt, n);
-  const Index row_blocks = (m + kMaxRows - 1) / kMaxRows, col_blocks = (n + cols - 1) / cols;
+  const Index row_blocks = (m + kMaxRows - 1) / kMaxRows;  // of even height
+  const Index cols = columns_for(ctx, kt, n, row_blocks), col_blocks = (n + cols - 1) / cols;
   ctx.pool().run(row_blocks * col_blocks, [&](Index task, int worker) {
-    const Index m0 = task / col_blocks * kMaxRows, n0 = task % col_blocks * cols;
-    const Index rows = std::min(kMaxRows, m - m0), width = std::min(cols, n - n0);
+    const Index row_block = task / col_blocks, m0 = m * row_block / row_blocks, n0 = task % col_blocks * cols;
+    const Index rows = m * (row_block + 1) / row_blocks - m0, width = std::min(cols, n - n0);
     Workspace<T> ws(ctx, worker, kt, std::max(k, kMaxRows), std::max(k, kMaxCols));
     a_lines == Lines::kAlong ? list_lines(ws.a, rows, a + m0 * lda, lda) : list_lines(ws.a, k, a + m0, lda);
     b_lines == Lines::kAlong ? list_lines(ws.b, width, b + n0 * ldb, ldb) : list_lines(ws.b, k, b + n0, ldb);
     store(kt, m0, rows, n0, width, Operand<T>{ws.a, a_lines}, Operand<T>{ws.b, b_lines}, ws);
   });
 }
+
+// Where f32 sums go: to where they belong, or into a buffer to be rounded.
+float* f32_rows(float* to, float*) { return to; }
+float* f32_rows(BFloat16*, float* buffer) { return buffer; }
 
 }  // namespace
 
@@ -33,7 +43,8 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
   const Index t = x.dim(0), k = x.dim(1);
   Index n = 0;  // of all
   for (const Projection& p : projections) n += p.w->dim(0);
-  const Index cols = columns_per_task(ctx, kt, n);
+  const Index row_blocks = (t + kMaxRows - 1) / kMaxRows;  // of even height
+  const Index cols = columns_for(ctx, kt, n, row_blocks);
   struct Task {
     const Projection* to;
     Index col;
@@ -41,24 +52,26 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
   std::vector<Task> tasks;
   for (const Projection& p : projections)
     for (Index col = 0; col < p.w->dim(0); col += cols) tasks.push_back({&p, col});
-  const auto col_blocks = static_cast<Index>(tasks.size()), row_blocks = (t + kMaxRows - 1) / kMaxRows;
+  const auto col_blocks = static_cast<Index>(tasks.size());
 
   dispatch(x.dtype(), [&]<class T>(T) {
     const auto lines_of = [&](const Task& task) { return task.to->w->data<T>() + task.col * k; };
     ctx.pool().run(row_blocks * col_blocks, [&](Index i, int worker) {
       const Task& task = tasks[static_cast<std::size_t>(i % col_blocks)];
-      const Index m0 = i / col_blocks * kMaxRows, rows = std::min(kMaxRows, t - m0);
+      const Index row_block = i / col_blocks, m0 = t * row_block / row_blocks, rows = t * (row_block + 1) / row_blocks - m0;
       const Index all = task.to->w->dim(0), width = std::min(cols, all - task.col);
       Workspace<T> ws(ctx, worker, kt, kMaxRows, kMaxCols);
       list_lines(ws.a, rows, x.data<T>() + m0 * k, k);
       list_lines(ws.b, width, lines_of(task), k);
       // Threads take tasks in turns, so this one's next is likely the one that lies ctx.threads() further on.
       const Index next = i + ctx.threads();
-      product<T>(kt, rows, width, k, {ws.a, Lines::kAlong}, {ws.b, Lines::kAlong}, ws.block, width, false, ws.panels,
-                 next < col_blocks ? lines_of(tasks[static_cast<std::size_t>(next)]) : nullptr);
+      const T* const ahead = next < col_blocks ? lines_of(tasks[static_cast<std::size_t>(next)]) : nullptr;
       dispatch(task.to->y->dtype(), [&]<class Y>(Y) {
         Y* const out = task.to->y->template data<Y>() + m0 * all + task.col;
-        for (Index r = 0; r < rows; ++r) from_f32(kt, width, ws.block + r * width, out + r * all);
+        float* const sums = f32_rows(out, ws.block);
+        const Index ld = sizeof(Y) == 4 ? all : width;
+        product<T>(kt, rows, width, k, {ws.a, Lines::kAlong}, {ws.b, Lines::kAlong}, sums, ld, false, ws.panels, ahead);
+        for (Index r = 0; sizeof(Y) == 2 && r < rows; ++r) from_f32(kt, width, sums + r * width, out + r * all);
       });
     });
   });

@@ -118,37 +118,37 @@ class Product {
     }
   }
 
-  // Rows [m0, m0 + rows) by columns [n0, n0 + cols), which fit the panels.
-  void block(Index m0, Index rows, Index n0, Index cols) {
-    const Index tiles = (rows + kt_.mr - 1) / kt_.mr;
+  // All rows by columns [n0, n0 + cols), which fit the panels. Every block of b is packed once, and the rows, in blocks
+  // that fit theirs, run against it one after another.
+  void columns(Index m, Index n0, Index cols) {
+    const Index blocks = (m + kMaxRows - 1) / kMaxRows;  // of even height: a low one would pack b for little work
     const Index panels = (cols + kt_.nr - 1) / kt_.nr;
-    const auto first_row = [=](Index t) { return rows * t / tiles; };  // tiles of even height: no small one at the end
+    const bool across = b_.lines == Lines::kAcross;
+    // Lines along k are packed one panel at a time, which is still in a near cache when its tiles run; lines across k
+    // for all panels at once, since they are read best in one sweep.
+    const Index stride = across || blocks > 1 ? kt_.nr * unit_depth_ : 0;
     for (Index k0 = 0; k0 < k_; k0 += kBlock) {
       const Index depth = std::min(kBlock, k_ - k0);
-      for (Index t = 0; t < tiles && !(m0 == packed_row_ && k0 == packed_depth_); ++t) {
-        const Index first = first_row(t), height = first_row(t + 1) - first;
-        pack(kt_, a_, m0 + first, height, k0, depth, a_panels_ + first * unit_depth_, static_cast<int>(height), 0, wide_);
-      }
-      packed_row_ = m0, packed_depth_ = k0;
-      // Lines along k are packed one panel at a time, which is still in a near cache when its tiles run; lines across
-      // k for all panels at once, since they are read best in one sweep.
-      const bool across = b_.lines == Lines::kAcross;
-      const Index stride = across ? kt_.nr * unit_depth_ : 0;
       Index units = across ? pack(kt_, b_, n0, cols, k0, depth, b_panel_, kt_.nr, stride, wide_) : 0;
       if (across) fetch_later(n0, cols, k0 + depth);
-      for (Index j = 0; j < panels; ++j) {
-        const Index n = n0 + j * kt_.nr, width = std::min<Index>(kt_.nr, cols - j * kt_.nr);
-        if (!across) {
-          units = pack(kt_, b_, n, width, k0, depth, b_panel_, kt_.nr, 0, wide_);
-          // The panel that comes next, and no more: rows a power of two apart share few places in a cache.
-          j + 1 < panels ? fetch_later(n + kt_.nr, std::min<Index>(kt_.nr, cols - (j + 1) * kt_.nr), k0)
-                         : fetch_later(n0, std::min<Index>(kt_.nr, cols), k0 + depth);
-        }
-        for (Index t = 0; t < tiles; ++t) {
-          const Index first = first_row(t), height = first_row(t + 1) - first;
-          tile_(units, a_panels_ + first * unit_depth_, static_cast<int>(height), b_panel_ + j * stride,
-                c_ + (m0 + first) * ldc_ + n, ldc_, static_cast<int>(width), accumulate_ || k0 > 0,
-                some_runs(across ? tiles * (panels - j) - t : tiles - t));
+      for (Index i = 0; i < blocks; ++i) {
+        const Index m0 = m * i / blocks, rows = m * (i + 1) / blocks - m0;
+        const RowTiles tiles(rows, kt_.mr);
+        pack_rows(m0, rows, tiles, k0, depth);
+        for (Index j = 0; j < panels; ++j) {
+          const Index n = n0 + j * kt_.nr, width = std::min<Index>(kt_.nr, cols - j * kt_.nr);
+          if (!across && i == 0) {
+            units = pack(kt_, b_, n, width, k0, depth, b_panel_ + j * stride, kt_.nr, 0, wide_);
+            // The panel that comes next, and no more: rows a power of two apart share few places in a cache.
+            j + 1 < panels ? fetch_later(n + kt_.nr, std::min<Index>(kt_.nr, cols - (j + 1) * kt_.nr), k0)
+                           : fetch_later(n0, std::min<Index>(kt_.nr, cols), k0 + depth);
+          }
+          for (Index t = 0; t < tiles.count; ++t) {
+            const Index first = t * tiles.height;
+            tile_(units, a_panels_ + first * unit_depth_, static_cast<int>(std::min(tiles.height, rows - first)),
+                  b_panel_ + j * stride, c_ + (m0 + first) * ldc_ + n, ldc_, static_cast<int>(width), accumulate_ || k0 > 0,
+                  some_runs(across ? tiles.count * (panels - j) - t : tiles.count - t));
+          }
         }
       }
     }
@@ -156,6 +156,25 @@ class Product {
 
  private:
   static constexpr Index kBlock = block_depth<T>();
+
+  // Tiles of one height, but for the last, which has what is left: no very low one at the end.
+  struct RowTiles {
+    Index count, height;
+    RowTiles(Index rows, Index most) : count((rows + most - 1) / most), height((rows + count - 1) / count) {
+      count = (rows + height - 1) / height;
+    }
+  };
+
+  // Packs rows [m0, m0 + rows) of the block of k at k0, unless they are there: a short k needs it once for all columns.
+  void pack_rows(Index m0, Index rows, const RowTiles& tiles, Index k0, Index depth) {
+    if (m0 == packed_row_ && k0 == packed_depth_) return;
+    packed_row_ = m0, packed_depth_ = k0;
+    const Index last = (tiles.count - 1) * tiles.height;  // the rows before the last tile
+    const auto height = static_cast<int>(tiles.height);
+    if (last > 0) pack(kt_, a_, m0, last, k0, depth, a_panels_, height, tiles.height * unit_depth_, wide_);
+    pack(kt_, a_, m0 + last, rows - last, k0, depth, a_panels_ + last * unit_depth_, static_cast<int>(rows - last), 0,
+         wide_);
+  }
 
   Index units_before(Index k0) const { return k0 / kBlock * unit_depth_; }
 
@@ -189,7 +208,7 @@ class Product {
   float* wide_;
   const void* run_[kMaxLines];
   Index runs_ = 0, next_run_ = 0;
-  Index packed_row_ = -1, packed_depth_ = -1;  // the block of a that is in a_panels_: a short k needs it packed once
+  Index packed_row_ = -1, packed_depth_ = -1;  // the block of a that is in a_panels_
 };
 
 }  // namespace
@@ -204,11 +223,7 @@ void product(const KernelTable& kt, Index m, Index n, Index k, Operand<T> a, Ope
   }
   Product<T> p(kt, a, b, k, c, ldc, accumulate, scratch);
   if (Product<T>::few(kt, m, k)) return p.few_rows(m, n, next);
-  const Index blocks = (m + kMaxRows - 1) / kMaxRows;  // of even height: a low one would pack b for little work
-  for (Index i = 0; i < blocks; ++i) {
-    const Index m0 = m * i / blocks, rows = m * (i + 1) / blocks - m0;
-    for (Index n0 = 0; n0 < n; n0 += kMaxCols) p.block(m0, rows, n0, std::min(kMaxCols, n - n0));
-  }
+  for (Index n0 = 0; n0 < n; n0 += kMaxCols) p.columns(m, n0, std::min(kMaxCols, n - n0));
 }
 
 template void product(const KernelTable&, Index, Index, Index, Operand<float>, Operand<float>, float*, Index, bool, void*,

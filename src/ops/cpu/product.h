@@ -26,6 +26,8 @@ inline constexpr Index kDepth = 256;
 // Rows and columns of one block: what is packed of a and fetched of b stays in the second-level cache.
 inline constexpr Index kMaxRows = 168;
 inline constexpr Index kMaxCols = 256;
+// Rows of one task: b is packed once for three blocks of them.
+inline constexpr Index kTaskRows = 3 * kMaxRows;
 
 // Bytes of scratch that product() needs.
 std::size_t product_scratch(const KernelTable& kt);

@@ -32,13 +32,13 @@ void each_block(Context& ctx, Index n, Index size, Fn fn) {
 template <class T>
 struct Workspace {
   void* panels;
-  float* block;  // kMaxRows x kMaxCols
+  float* block;  // kTaskRows x kMaxCols
   const T** a;
   const T** b;
 
   Workspace(Context& ctx, int worker, const KernelTable& kt, Index lines_a, Index lines_b) {
     const std::size_t panel_bytes = (product_scratch(kt) + 63) / 64 * 64;
-    const std::size_t block_bytes = kMaxRows * kMaxCols * sizeof(float);
+    const std::size_t block_bytes = kTaskRows * kMaxCols * sizeof(float);
     const std::size_t line_bytes = static_cast<std::size_t>(lines_a + lines_b) * sizeof(T*);
     auto* base = static_cast<char*>(ctx.scratch(worker, panel_bytes + block_bytes + line_bytes));
     panels = base;

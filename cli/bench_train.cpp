@@ -1,0 +1,184 @@
+// dsmoe bench train: whole training steps (forward, backward, AdamW) on random tokens, beside the measured peak.
+#include <fmt/format.h>
+#include <malloc.h>
+
+#include <fstream>
+#include <memory>
+
+#include "cli/bench.h"
+#include "cli/commands.h"
+#include "cli/format.h"
+#include "cli/output.h"
+#include "cli/table.h"
+#include "core/random.h"
+#include "model/plan.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/peak.h"
+#include "train/memory.h"
+#include "train/trainer.h"
+
+namespace dsmoe::cli {
+
+namespace {
+
+struct Options {
+  std::string preset, config;
+  std::vector<std::string> dtypes = {"f32", "bf16"};
+  Index batch = 16, length = 128;
+  int repeat = 10, threads = 0;
+  bool recompute = false, json = false;
+};
+
+struct Result {
+  std::string dtype;
+  double step_seconds = 0, tokens_per_second = 0, flops = 0, peak = 0;
+  double memory = 0, state = 0, activations = 0;  // bytes
+
+  double share() const { return flops / peak; }
+};
+
+// Four MoE layers of 32 experts and two shared ones, six chosen, at the width of a small model.
+ModelConfig default_model() {
+  ModelConfig c;
+  c.vocab_size = 512;
+  c.hidden_size = 256;
+  c.intermediate_size = 1024;
+  c.moe_intermediate_size = 128;
+  c.num_hidden_layers = 4;
+  c.num_attention_heads = c.num_key_value_heads.emplace(4);
+  c.n_shared_experts = 2;
+  c.n_routed_experts = 32;
+  c.num_experts_per_tok = 6;
+  c.max_position_embeddings = 4096;
+  return c;
+}
+
+train::Batch random_batch(const ModelConfig& c, Index sequences, Index length) {
+  train::Batch b{.sequences = sequences, .length = length};
+  const Philox random(1, 2);
+  for (Index i = 0; i < 2 * sequences * length; ++i)
+    (i % 2 == 0 ? b.ids : b.targets)
+        .push_back(static_cast<std::int32_t>(
+            random.below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(c.vocab_size))));
+  return b;
+}
+
+// The most memory that this process has had since the last reset, without what it had then; 0 where the system does
+// not tell.
+class PeakMemory {
+ public:
+  PeakMemory() {
+    malloc_trim(0);
+    std::ofstream("/proc/self/clear_refs") << "5";
+    before_ = field("VmHWM:");
+  }
+  double bytes() const { return before_ > 0 ? field("VmHWM:") - before_ : 0; }
+
+ private:
+  static double field(const std::string& name) {
+    std::ifstream in("/proc/self/status");
+    for (std::string word; in >> word;)
+      if (double kib = 0; word == name && in >> kib) return kib * 1024;
+    return 0;
+  }
+  double before_ = 0;
+};
+
+Result measure(Context& ctx, const ModelConfig& c, const Options& o, const std::string& dtype) {
+  Result r{.dtype = dtype};
+  const DType type = dtype == "bf16" ? DType::kBF16 : DType::kF32;
+  const PeakMemory memory;
+  train::TrainOptions options;
+  options.dtype = dtype;
+  options.batch_size = o.batch;
+  options.seq_len = o.length;
+  options.recompute = o.recompute;
+  options.warmup_steps = 0;
+  options.lr = 1e-4;
+  train::Trainer trainer(ctx, c, random_weights(c, 1, type, ctx), options);
+  const train::Batch batch = random_batch(c, o.batch, o.length);
+  std::vector<double> seconds;
+  for (int i = -2; i < o.repeat; ++i) {
+    r.peak = std::max(r.peak, cpu::peak_flops(ctx, type, 0.02));
+    const double start = now_seconds();
+    trainer.step(std::span(&batch, 1));
+    if (i >= 0) seconds.push_back(now_seconds() - start);
+  }
+  const auto tokens = static_cast<double>(o.batch * o.length);
+  r.step_seconds = median(seconds);
+  r.tokens_per_second = tokens / r.step_seconds;
+  r.flops = r.tokens_per_second * static_cast<double>(training_flops(c, o.length));
+  r.memory = memory.bytes();
+  r.state = static_cast<double>(trainer.state_bytes());
+  r.activations = static_cast<double>(train::kept_activation_bytes(c, type, o.batch, o.length, o.recompute));
+  return r;
+}
+
+void run(const Options& o) {
+  if (!o.preset.empty() && !o.config.empty()) throw UsageError("give only one of --preset and --config");
+  const ModelConfig c = !o.preset.empty()   ? ModelConfig::preset(o.preset)
+                        : !o.config.empty() ? ModelConfig::load(o.config)
+                                            : default_model();
+  Context ctx(o.threads);
+  std::vector<Result> results;
+  for (const std::string& dtype : o.dtypes) results.push_back(measure(ctx, c, o, dtype));
+  if (o.json) {
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    for (const Result& r : results)
+      rows.push_back({{"dtype", r.dtype},
+                      {"step_ms", r.step_seconds * 1e3},
+                      {"tokens_per_second", r.tokens_per_second},
+                      {"gflops", r.flops * 1e-9},
+                      {"peak_gflops", r.peak * 1e-9},
+                      {"share_of_peak", r.share()},
+                      {"memory_bytes", r.memory},
+                      {"state_bytes", r.state},
+                      {"activation_bytes", r.activations}});
+    print_json({{"parameters", count_parameters(c).total},
+                {"batch_size", o.batch},
+                {"seq_len", o.length},
+                {"threads", ctx.threads()},
+                {"kernels", cpu::kernels().name},
+                {"flops_per_token", training_flops(c, o.length)},
+                {"results", rows}});
+    return;
+  }
+  Table table({"dtype", "ms/step", "tok/s", "GFLOP/s", "peak", "of peak", "memory", "needed"});
+  for (const Result& r : results)
+    table.row({r.dtype, fmt::format("{:.1f}", r.step_seconds * 1e3),
+               thousands(static_cast<std::int64_t>(r.tokens_per_second)), fmt::format("{:.0f}", r.flops * 1e-9),
+               fmt::format("{:.0f}", r.peak * 1e-9), fmt::format("{:.0f}%", 100 * r.share()),
+               r.memory > 0 ? human_bytes(r.memory) : "unknown", human_bytes(r.state + r.activations)});
+  print(table.str());
+  print(
+      fmt::format("\n{} parameters, {} sequences of {} tokens, {} threads, {} kernels; medians of {} steps.\n"
+                  "A token takes {}, forward and backward. Needed: weights, gradients, moments and kept activations.\n",
+                  human_count(static_cast<double>(count_parameters(c).total)), o.batch, o.length, ctx.threads(),
+                  cpu::kernels().name, o.repeat, human_flops(static_cast<double>(training_flops(c, o.length)))));
+}
+
+}  // namespace
+
+void add_bench_train(CLI::App& bench) {
+  auto options = std::make_shared<Options>();
+  Options& o = *options;
+  CLI::App* command = bench.add_subcommand("train", "Training steps: forward, backward and AdamW");
+  command->add_option("--preset", o.preset, "A known model instead of the small one that is measured by default");
+  command->add_option("--config", o.config, "A config.json instead");
+  command->add_option("--dtype", o.dtypes, "f32, bf16 or both separated by a comma")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
+  command->add_option("--batch-size", o.batch, "Sequences of a step")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--seq-len", o.length, "Tokens of a sequence")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_flag("--recompute", o.recompute, "Compute blocks again in backward instead of keeping them");
+  command->add_option("-r,--repetitions", o.repeat, "Timed steps, of which the median counts")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
+  command->add_flag("--json", o.json, "Print the results as JSON");
+  command->footer("Example:\n  dsmoe bench train --dtype f32");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace dsmoe::cli

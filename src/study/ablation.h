@@ -1,0 +1,58 @@
+// What the loss becomes when the routing is changed (paper, section 4.5): the best experts of each token masked, no shared
+// experts, another number of experts per token, single experts off.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dsmoe/routing_overrides.h"
+#include "infer/evaluate.h"
+#include "study/svg_plot.h"
+
+namespace dsmoe::study {
+
+enum class AblationKind { kNone, kMaskTop, kNoShared, kTopK, kDisable };
+const char* to_string(AblationKind kind);
+
+struct Ablation {
+  AblationKind kind = AblationKind::kNone;
+  std::string label;
+  double value = 0;  // the masked share of the experts, or the number of experts per token
+  RoutingOverrides overrides;
+};
+
+struct AblationRequest {
+  std::vector<std::string> mask_top;  // "1/16", "0.0625"
+  std::vector<Index> top_k;
+  std::vector<std::string> disable;  // "LAYER:EXPERT", all in one
+  bool no_shared = false;
+
+  bool empty() const { return mask_top.empty() && top_k.empty() && disable.empty() && !no_shared; }
+};
+
+// The model as it is, then each change on its own. Throws when the model cannot be changed so.
+std::vector<Ablation> plan_ablations(const AblationRequest& request, const ModelConfig& config);
+
+struct AblationResult {
+  Ablation ablation;
+  Evaluation loss;
+};
+
+// `progress` (may be empty) hears of the tokens done, counted over all ablations.
+std::vector<AblationResult> run_ablations(Context& ctx, const Transformer& model, DType cache_dtype,
+                                          std::span<const std::vector<std::int32_t>> sequences,
+                                          const std::vector<Ablation>& ablations,
+                                          const std::function<void(std::int64_t tokens)>& progress = {});
+
+// Loss over the masked share and over the experts per token, as far as there are such results. One series per model.
+struct AblationSeries {
+  std::string label;
+  std::vector<AblationResult> results;
+  Index experts_per_token = 0;  // of the model as it is
+};
+std::vector<Plot> ablation_plots(const std::vector<AblationSeries>& series);
+
+}  // namespace dsmoe::study

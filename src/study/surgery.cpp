@@ -1,0 +1,185 @@
+#include "study/surgery.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+
+#include "core/fail.h"
+#include "core/random.h"
+
+namespace dsmoe::study {
+
+namespace {
+
+// Rows [begin, end) of a matrix in f32.
+Tensor rows_f32(const Tensor& t, Index begin, Index end) { return t.rows(begin, end).to(DType::kF32); }
+
+// Columns [begin, end) of a matrix in f32, times `factor`.
+Tensor columns_f32(const Tensor& t, Index begin, Index end, float factor) {
+  const Tensor whole = t.to(DType::kF32);
+  Tensor out(DType::kF32, {t.dim(0), end - begin});
+  for (Index r = 0; r < t.dim(0); ++r)
+    for (Index c = begin; c < end; ++c)
+      out.data<float>()[r * (end - begin) + c - begin] = factor * whole.data<float>()[r * t.dim(1) + c];
+  return out;
+}
+
+Tensor mean_of(const std::vector<Tensor>& parts) {
+  if (parts.size() == 1) return parts.front();
+  Tensor sum = Tensor::zeros(DType::kF32, parts.front().shape());
+  float* const to = sum.data<float>();
+  for (const Tensor& part : parts) {
+    const Tensor values = part.to(DType::kF32);
+    const float* from = values.data<float>();
+    for (Index i = 0; i < sum.numel(); ++i) to[i] += from[i] / static_cast<float>(parts.size());
+  }
+  return sum;
+}
+
+// Row n of a router: uniform in ±1/sqrt(D), as the reference draws it; the rows of a group are the same.
+Tensor group_router(const Parameter& p, Index group, std::uint64_t seed) {
+  Tensor t(DType::kF32, p.shape);
+  const Index width = p.shape[1];
+  const auto bound = static_cast<float>(1.0 / std::sqrt(static_cast<double>(width)));
+  const Philox rng(seed, static_cast<std::uint64_t>(p.layer));
+  for (Index e = 0; e < p.shape[0]; ++e)
+    for (Index d = 0; d < width; ++d)
+      t.data<float>()[e * width + d] = bound * (2 * rng.uniform(static_cast<std::uint64_t>(e / group * width + d)) - 1);
+  return t;
+}
+
+// Gate, up or down of a SwiGLU.
+Tensor ExpertTensors::*member_of(ParameterKind kind) {
+  switch (kind) {
+    case ParameterKind::kExpertGate:
+    case ParameterKind::kSharedGate: return &ExpertTensors::gate_proj;
+    case ParameterKind::kExpertUp:
+    case ParameterKind::kSharedUp: return &ExpertTensors::up_proj;
+    default: return &ExpertTensors::down_proj;
+  }
+}
+
+}  // namespace
+
+ModelWeights Surgery::weights() const {
+  ModelWeights w = empty_weights(config);
+  const std::vector<Parameter> parameters = parameter_list(config);
+  for (std::size_t i = 0; i < parameters.size(); ++i) w.at(parameters[i]) = tensor(parameters[i], i).to(DType::kF32);
+  if (config.tie_word_embeddings) w.head = w.embedding;
+  return w;
+}
+
+std::vector<std::vector<Index>> most_used(const RoutingStudy& study, Index keep) {
+  require(keep >= 1 && keep <= study.shape().routed_experts, "{} experts to keep of {}", keep,
+          study.shape().routed_experts);
+  std::vector<std::vector<Index>> kept;
+  for (const LayerStudy& layer : study.layers()) {
+    const std::vector<std::int64_t>& load = layer.statistics().load();
+    std::vector<Index> order(load.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) {
+      return load[static_cast<std::size_t>(a)] > load[static_cast<std::size_t>(b)];
+    });
+    order.resize(static_cast<std::size_t>(keep));
+    std::sort(order.begin(), order.end());
+    kept.push_back(std::move(order));
+  }
+  return kept;
+}
+
+Surgery prune(const LoadedModel& model, const std::vector<std::vector<Index>>& kept) {
+  const ModelConfig& from = model.config;
+  require(from.moe_layers() > 0 && static_cast<Index>(kept.size()) == from.moe_layers(),
+          "experts to keep for {} layers of {}", kept.size(), from.moe_layers());
+  const auto keep = static_cast<Index>(kept.front().size());
+  require(keep >= from.experts_per_token(), "{} experts per layer are fewer than the {} that a token chooses; keep more",
+          keep, from.experts_per_token());
+  std::vector<std::vector<Index>> by_layer(static_cast<std::size_t>(from.num_hidden_layers));
+  std::size_t next = 0;
+  for (Index layer = 0; layer < from.num_hidden_layers; ++layer) {
+    if (!from.is_moe_layer(layer)) continue;
+    const std::vector<Index>& k = kept[next++];
+    require(static_cast<Index>(k.size()) == keep, "layer {} keeps {} experts, another {}; all must keep as many", layer,
+            k.size(), keep);
+    for (const Index e : k) require(e >= 0 && e < from.routed_experts(), "layer {} has no expert {}", layer, e);
+    by_layer[static_cast<std::size_t>(layer)] = k;
+  }
+  Surgery out{from, {}};
+  out.config.n_routed_experts = keep;
+  out.tensor = [source = std::make_shared<ModelWeights>(model.weights), by_layer](const Parameter& p,
+                                                                                  std::size_t) -> Tensor {
+    if (is_router(p.kind)) {
+      const Tensor gate = source->at(p).to(DType::kF32);
+      const std::vector<Index>& k = by_layer[static_cast<std::size_t>(p.layer)];
+      Tensor rows(DType::kF32, p.shape);
+      const Index width = rows.numel() / p.shape[0];
+      for (std::size_t i = 0; i < k.size(); ++i)
+        std::copy_n(gate.data<float>() + k[i] * width, width, rows.data<float>() + static_cast<Index>(i) * width);
+      return rows;
+    }
+    Parameter original = p;
+    if (is_routed_expert(p.kind))
+      original.expert = by_layer[static_cast<std::size_t>(p.layer)][static_cast<std::size_t>(p.expert)];
+    return source->at(original);
+  };
+  return out;
+}
+
+Surgery upcycle(std::span<const LoadedModel> models, const UpcycleOptions& o) {
+  require(!models.empty(), "no model to make experts of");
+  const ModelConfig& from = models.front().config;
+  for (const LoadedModel& m : models) {
+    const ModelConfig& c = m.config;
+    require(c.moe_layers() == 0, "this model has experts already; upcycling takes dense models");
+    require(c.hidden_size == from.hidden_size && c.intermediate_size == from.intermediate_size &&
+                c.vocab_size == from.vocab_size && c.num_hidden_layers == from.num_hidden_layers &&
+                c.num_attention_heads == from.num_attention_heads && c.kv_heads() == from.kv_heads() &&
+                c.tie_word_embeddings == from.tie_word_embeddings && c.attention_bias == from.attention_bias,
+            "the models differ in shape, so their tensors cannot be put together");
+  }
+  require(o.slices >= 1 && from.intermediate_size % o.slices == 0, "a width of {} cannot be cut into {} equal slices",
+          from.intermediate_size, o.slices);
+  require(o.shared >= 0 && o.shared < o.slices, "{} of {} slices shared; at least one must be routed", o.shared, o.slices);
+  require(o.copies >= 1 && o.active >= 1 && o.active <= o.copies, "{} of {} copies active", o.active, o.copies);
+  require(o.keep_dense >= 0 && o.keep_dense < from.num_hidden_layers, "{} of {} layers stay dense; at least one must not",
+          o.keep_dense, from.num_hidden_layers);
+  const Index group = o.slices - o.shared, width = from.intermediate_size / o.slices;
+  require(o.active * group > 1,
+          "one expert per token would be scaled by its score, and the output would change; use more slices, fewer of them "
+          "shared, or "
+          "more active copies");
+
+  Surgery out{from, {}};
+  out.config.n_routed_experts = o.copies * group;
+  out.config.num_experts_per_tok = o.active * group;
+  out.config.n_shared_experts = o.shared > 0 ? std::optional<Index>(o.shared) : std::nullopt;
+  out.config.moe_intermediate_size = width;
+  out.config.norm_topk_prob = true;
+  out.config.first_k_dense_replace = o.keep_dense;
+  out.config.moe_layer_freq = 1;
+  out.config.validate();
+
+  std::vector<std::shared_ptr<ModelWeights>> sources;
+  for (const LoadedModel& m : models) sources.push_back(std::make_shared<ModelWeights>(m.weights));
+  out.tensor = [sources, o, group, width](const Parameter& p, std::size_t) -> Tensor {
+    if (p.kind == ParameterKind::kRouter) return group_router(p, group, o.seed);
+    const auto layer = static_cast<std::size_t>(std::max<Index>(p.layer, 0));
+    // Slices [begin, end) of a model's dense layer; those of the routed experts come after the shared ones.
+    const auto slices = [&](const ModelWeights& w, Index begin, Index end, float factor) {
+      const Tensor& whole = w.layers[layer].mlp.*member_of(p.kind);
+      const bool down = p.kind == ParameterKind::kExpertDown || p.kind == ParameterKind::kSharedDown;
+      return down ? columns_f32(whole, begin * width, end * width, factor) : rows_f32(whole, begin * width, end * width);
+    };
+    if (is_routed_expert(p.kind)) {
+      const Index copy = p.expert / group, slice = o.shared + p.expert % group;
+      return slices(*sources[static_cast<std::size_t>(copy) % sources.size()], slice, slice + 1, static_cast<float>(group));
+    }
+    std::vector<Tensor> parts;
+    for (const auto& w : sources) parts.push_back(is_shared_expert(p.kind) ? slices(*w, 0, o.shared, 1) : w->at(p));
+    return mean_of(parts);
+  };
+  return out;
+}
+
+}  // namespace dsmoe::study

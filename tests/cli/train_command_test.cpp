@@ -1,0 +1,161 @@
+// dsmoe train as a user runs it.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "cli/run_program.h"
+
+namespace dsmoe {
+namespace {
+
+using testing::fails;
+using testing::ProgramResult;
+using testing::run_program;
+
+namespace fs = std::filesystem;
+
+const std::string kGolden = DSMOE_TEST_DATA "/model/golden/train_seq_aux";
+
+class TrainCommand : public ::testing::Test {
+ protected:
+  TrainCommand() {
+    std::string name = (fs::temp_directory_path() / "dsmoe_train_cmd_XXXXXX").string();
+    dir_ = ::mkdtemp(name.data());
+  }
+  ~TrainCommand() override { fs::remove_all(dir_); }
+
+  std::string out(const char* name = "out") const { return dir_ / name; }
+
+  // The parity switches, on the golden model and its data.
+  ProgramResult train(std::vector<std::string> more) const {
+    std::vector<std::string> arguments = {"train",
+                                          "-m",
+                                          kGolden,
+                                          "--data",
+                                          kGolden + "/train.ids",
+                                          "--order",
+                                          "sequential",
+                                          "--lr-schedule",
+                                          "constant",
+                                          "--warmup-steps",
+                                          "0",
+                                          "--weight-decay",
+                                          "0",
+                                          "--clip",
+                                          "1.0",
+                                          "--batch-size",
+                                          "3",
+                                          "--lr",
+                                          "1e-3"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_program(arguments);
+  }
+
+  static std::vector<nlohmann::json> log(const std::string& folder) {
+    std::vector<nlohmann::json> entries;
+    std::ifstream in(folder + "/log.jsonl");
+    for (std::string line; std::getline(in, line);) entries.push_back(nlohmann::json::parse(line));
+    return entries;
+  }
+  static std::string bytes(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    EXPECT_TRUE(in) << path;
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  fs::path dir_;
+};
+
+TEST_F(TrainCommand, TenStepsAreThoseOfPyTorchAndResumingChangesNothing) {
+  const ProgramResult whole = train({"--steps", "10", "-o", out("whole")});
+  ASSERT_EQ(whole.status, 0) << whole.err;
+  EXPECT_TRUE(whole.out_has("Done after 10 steps"));
+  const nlohmann::json golden = nlohmann::json::parse(bytes(kGolden + "/steps.json"));
+  const auto entries = log(out("whole"));
+  ASSERT_EQ(entries.size(), 10u);
+  for (std::size_t i = 0; i < 10; ++i)
+    for (const char* field : {"loss", "aux_loss"})
+      EXPECT_NEAR(entries[i][field].get<double>() / golden["steps"][i][field].get<double>(), 1, 1e-5) << i << field;
+
+  ASSERT_EQ(train({"--steps", "5", "-o", out("parts"), "-t", "1"}).status, 0);
+  // The options come from the checkpoint.
+  const ProgramResult rest = run_program({"train", "--resume", "-o", out("parts"), "--steps", "10", "-t", "3", "--json"});
+  ASSERT_EQ(rest.status, 0) << rest.err;
+  EXPECT_EQ(rest.json()["steps"], 10);
+  for (const char* file : {"/last/model.safetensors", "/last/trainer/optimizer.safetensors", "/model.safetensors"})
+    EXPECT_EQ(bytes(out("whole") + file), bytes(out("parts") + file)) << file;
+
+  // OUT is a model.
+  EXPECT_EQ(run_program({"generate", "-m", out("parts"), "--ids", "1", "2", "-n", "2"}).status, 0);
+}
+
+TEST_F(TrainCommand, BuiltInCorpusFromNothing) {
+  const ProgramResult r = run_program({"train", "-o", out(), "--steps", "3", "--batch-size", "2", "--seq-len", "32",
+                                       "--eval-sequences", "14", "--dtype", "bf16", "--json"});
+  ASSERT_EQ(r.status, 0) << r.err;
+  EXPECT_NEAR(r.json()["loss"].get<double>(), 6.2, 0.4);  // ln 512
+  EXPECT_GE(r.json()["eval_domains"].size(), 6u);
+  EXPECT_TRUE(fs::exists(out() + "/tokenizer.json"));
+  const ProgramResult text = run_program({"generate", "-m", out(), "-p", "Once", "-n", "4", "-q"});
+  EXPECT_EQ(text.status, 0) << text.err;
+  EXPECT_TRUE(fails(run_program({"train", "-o", out()}), 1, {"already holds a training run", "--resume"}));
+  EXPECT_TRUE(fails(run_program({"train", "--resume", "-o", out(), "--steps", "3"}), 1, {"3 steps already"}));
+}
+
+TEST_F(TrainCommand, LearnsATokenizerFromFiles) {
+  std::ofstream text(dir_ / "a.txt");
+  for (int i = 0; i < 400; ++i) text << "the cat " << i << " sat on the mat and the dog " << i * 7 << " ran\n";
+  text.close();
+  const ProgramResult r =
+      run_program({"train", "--data", dir_ / "a.txt", "-o", out(), "--steps", "2", "--batch-size", "2", "--seq-len", "32"});
+  ASSERT_EQ(r.status, 0) << r.err;
+  EXPECT_EQ(run_program({"generate", "-m", out(), "-p", "the cat", "-n", "4", "-q"}).status, 0);
+}
+
+TEST_F(TrainCommand, AnInterruptSavesAndEndsWell) {
+  // Started by hand, since run_program waits.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::freopen("/dev/null", "w", stdout);
+    ::freopen("/dev/null", "w", stderr);
+    ::execl(DSMOE_PROGRAM, "dsmoe", "train", "-o", out().c_str(), "--steps", "100000", "--batch-size", "1", "--seq-len",
+            "16", "--save-every", "0", "--eval-every", "0", static_cast<char*>(nullptr));
+    ::_exit(127);
+  }
+  for (int i = 0; i < 600 && log(out()).size() < 3; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  ::kill(child, SIGINT);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  const std::string last = fs::read_symlink(out() + "/last").string();
+  EXPECT_EQ(last, "checkpoint-" + std::to_string(log(out()).size()));
+}
+
+TEST_F(TrainCommand, RefusesWhatMakesNoSense) {
+  EXPECT_TRUE(fails(run_program({"train", "-m", kGolden, "--preset", "tiny", "-o", out("a")}), 2, {"only one of"}));
+  EXPECT_TRUE(fails(run_program({"train", "-o", out("b"), "--lr-schedule", "steep"}), 1, {"steep", "cosine"}));
+  EXPECT_TRUE(fails(run_program({"train", "-o", out("c"), "--seq-len", "4096"}), 1, {"4096", "max_position_embeddings"}));
+  EXPECT_TRUE(fails(run_program({"train", "-o", out("d"), "--steps", "0"}), 1, {"--steps is 0"}));
+  EXPECT_TRUE(fails(run_program({"train", "-m", kGolden, "-o", out("e")}), 1, {"no tokenizer.json"}));
+  EXPECT_TRUE(fails(run_program({"train", "-o", kGolden}), 1, {"already holds a model"}));
+  EXPECT_EQ(run_program({"train"}).status, 2);
+}
+
+TEST_F(TrainCommand, BenchTrainPrintsItsBound) {
+  const ProgramResult r =
+      run_program({"bench", "train", "--preset", "tiny", "--batch-size", "1", "--seq-len", "16", "-r", "1", "--json"});
+  ASSERT_EQ(r.status, 0) << r.err;
+  const nlohmann::json results = r.json()["results"];
+  ASSERT_EQ(results.size(), 2u);
+  for (const nlohmann::json& row : results)
+    for (const char* field :
+         {"tokens_per_second", "gflops", "peak_gflops", "share_of_peak", "state_bytes", "activation_bytes"})
+      EXPECT_GT(row[field], 0) << field;
+}
+
+}  // namespace
+}  // namespace dsmoe

@@ -1,0 +1,98 @@
+#include "study/compare.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "study/report.h"
+#include "support/expect_error.h"
+#include "train/corpus/builtin_tokenizer.h"
+
+namespace dsmoe::study {
+namespace {
+
+using dsmoe::testing::throws_error;
+
+ModelConfig base() {
+  ModelConfig c;
+  c.vocab_size = 300, c.hidden_size = 16, c.intermediate_size = 32, c.moe_intermediate_size = 8;
+  c.num_hidden_layers = 2, c.num_attention_heads = 2, c.num_key_value_heads = 2, c.first_k_dense_replace = 1;
+  c.n_routed_experts = 7, c.num_experts_per_tok = 3, c.n_shared_experts = 1,
+  c.max_position_embeddings = 64;  // N 4, K 2, m 2, Ks 1
+  return c;
+}
+
+TEST(Compare, ArchitecturesAreEqualInExperts) {
+  const std::vector<Contender> all = contenders(base(), 0, 32);
+  ASSERT_EQ(all.size(), 4u);
+  EXPECT_EQ(all[0].architecture, (Architecture{4, 2, 0, 16}));
+  EXPECT_EQ(all[1].architecture, (Architecture{8, 4, 0, 8}));
+  EXPECT_EQ(all[2].architecture, (Architecture{7, 3, 1, 8}));
+  EXPECT_EQ(all[3].config.intermediate_size, 32);
+  for (const Contender& c : all) EXPECT_EQ(c.active_expert_parameters, 2 * 3 * 16 * 16) << c.label;
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(all[i].expert_parameters, 4 * 3 * 16 * 16);
+  EXPECT_EQ(all[1].parameters - all[0].parameters, 4 * 16) << "four more rows of a router";
+  ModelConfig unshared = base();
+  unshared.n_shared_experts = {}, unshared.n_routed_experts = 8, unshared.num_experts_per_tok = 4;
+  EXPECT_TRUE(throws_error([&] { contenders(unshared, 2, 32); }, {"0 shared"}));
+}
+
+TEST(Compare, VerdictsAreHonest) {
+  const Statistic s = Statistic::of({1, 2, 3});
+  EXPECT_EQ(s.mean, 2);
+  EXPECT_EQ(s.sd, 1);
+  const Verdict clear = verdict("x", {1.00, 1.10, 1.20}, "y", {1.50, 1.61, 1.69});
+  EXPECT_TRUE(clear.sure) << clear.text;
+  EXPECT_NE(clear.text.find("lower"), std::string::npos);
+  // The differences are -0.1, +0.1, -0.1: as large as their spread.
+  const Verdict unclear = verdict("x", {1.0, 1.2, 1.0}, "y", {1.1, 1.1, 1.1});
+  EXPECT_FALSE(unclear.sure);
+  EXPECT_NE(unclear.text.find("within the spread"), std::string::npos) << unclear.text;
+  EXPECT_NE(verdict("x", {1.0}, "y", {2.0}).text.find("chance"), std::string::npos);
+  // Pairs by seed: seeds that differ much do not hide a steady difference.
+  EXPECT_TRUE(verdict("x", {1.0, 5.0, 9.0}, "y", {1.1, 5.1, 9.1001}).sure);
+}
+
+TEST(Compare, GoesOnWhereItWasStopped) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("dsmoe_compare_" + std::to_string(getpid()));
+  CompareOptions o;
+  o.base = base();
+  o.seeds = 2;
+  o.ablation_sequences = 2;
+  o.train.steps = 4, o.train.batch_size = 2, o.train.seq_len = 32, o.train.eval_every = 2, o.train.eval_sequences = 2,
+  o.train.save_every = 0;
+  const Tokenizer tokenizer = train::builtin_tokenizer(300);
+  Context ctx(1);
+
+  int steps = 0;
+  CompareHooks hooks;
+  hooks.stop = [&] { return steps == 5; };
+  hooks.progress = [&](Index, const Contender&, std::uint64_t, Index, double) { ++steps; };
+  EXPECT_FALSE(compare(ctx, o, tokenizer, folder / "stopped", hooks).has_value());
+  EXPECT_EQ(steps, 6) << "the step under way is finished";
+  hooks.stop = {};
+  const std::optional<Comparison> resumed = compare(ctx, o, tokenizer, folder / "stopped", hooks),
+                                  whole = compare(ctx, o, tokenizer, folder / "whole");
+  ASSERT_TRUE(resumed && whole);
+  ASSERT_EQ(whole->outcomes.size(), 8u);
+  for (std::size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(resumed->outcomes[i].loss, whole->outcomes[i].loss) << i;
+    EXPECT_EQ(resumed->outcomes[i].curve, whole->outcomes[i].curve);
+    EXPECT_EQ(whole->outcomes[i].curve.size(), 2u);
+    EXPECT_EQ(whole->outcomes[i].ablations.empty(), whole->outcomes[i].contender == 3);
+  }
+  EXPECT_GT(whole->outcomes[0].domains.size(), 1u);
+  const auto j = comparison_json(*whole, {{"name", "x"}});
+  EXPECT_EQ(j["models"].size(), 4u);
+  EXPECT_EQ(j["models"][2]["losses"].size(), 2u);
+  EXPECT_EQ(j["verdicts"].size(), 5u);
+  EXPECT_FALSE(j["domains"].empty());
+  EXPECT_NE(html_report(ReportKind::kCompare, "t", j).find("svg"), std::string::npos);
+
+  o.train.lr = 0.5;
+  EXPECT_TRUE(throws_error([&] { compare(ctx, o, tokenizer, folder / "whole"); }, {"other options"}));
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace dsmoe::study
