@@ -58,7 +58,7 @@ class Graph {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-// Median time of one call, over `repeats` timed groups of `group` calls, after one group that is not timed.
+// Median time of one call, over `repeats` timed groups of `group` calls, after 20 ms of calls that are not timed.
 double median_seconds(int repeats, int group, cudaStream_t stream, const std::function<void()>& launch);
 
 double matrix_flops(DType dtype, cudaStream_t stream);  // FLOP/s of a large product by cuBLASLt, random numbers, no TF32

@@ -38,7 +38,8 @@ class Context {
   ThreadPool& pool() { return *pool_; }
   // At least `bytes` of memory for one worker's current task, aligned to 64 bytes; kept and reused.
   void* scratch(int worker, std::size_t bytes);
-  // At least `bytes` of GPU memory for the call that is being launched; kept and reused.
+  // At least `bytes` of GPU memory for the call that is being launched; kept and reused. A captured graph goes on using
+  // it, so capture the largest call first.
   void* workspace(std::size_t bytes);
 
  private:

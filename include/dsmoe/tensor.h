@@ -47,9 +47,11 @@ class Tensor {
   Tensor(DType dtype, Shape shape, Device device = Device::kCpu);  // uninitialised, aligned to 64 bytes
   static Tensor zeros(DType dtype, Shape shape, Device device = Device::kCpu);
   // Memory that someone else owns; keep_alive (may be empty) is held as long as any handle lives.
-  static Tensor wrap(void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive = {});
+  static Tensor wrap(void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive = {},
+                     Device device = Device::kCpu);
   // The same for memory that must not be written (a mapped file): mutable access throws.
-  static Tensor wrap(const void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive = {});
+  static Tensor wrap(const void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive = {},
+                     Device device = Device::kCpu);
 
   explicit operator bool() const { return data_ != nullptr || shape_.numel() == 0; }
   DType dtype() const { return dtype_; }

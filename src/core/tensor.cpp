@@ -109,8 +109,9 @@ Tensor Tensor::zeros(DType dtype, Shape shape, Device device) {
   return t;
 }
 
-Tensor Tensor::wrap(void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive) {
+Tensor Tensor::wrap(void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive, Device device) {
   Tensor t;
+  t.device_ = device;
   t.storage_ = std::move(keep_alive);
   t.data_ = data;
   t.dtype_ = dtype;
@@ -118,8 +119,8 @@ Tensor Tensor::wrap(void* data, DType dtype, Shape shape, std::shared_ptr<const 
   return t;
 }
 
-Tensor Tensor::wrap(const void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive) {
-  Tensor t = wrap(const_cast<void*>(data), dtype, shape, std::move(keep_alive));
+Tensor Tensor::wrap(const void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive, Device device) {
+  Tensor t = wrap(const_cast<void*>(data), dtype, shape, std::move(keep_alive), device);
   t.read_only_ = true;
   return t;
 }

@@ -42,6 +42,24 @@ TEST(Tensor, RefusesWrongUse) {
   EXPECT_THROW(view.data<float>(), Error) << "a mapped file must not be written";
 }
 
+// The address is not followed, so this needs no GPU.
+TEST(Tensor, AGpusMemoryIsNotOpenedOnTheCpu) {
+  float numbers[6] = {};
+  Tensor t = Tensor::wrap(numbers, DType::kF32, {2, 3}, {}, Device::kCuda);
+  EXPECT_EQ(t.device(), Device::kCuda);
+  EXPECT_EQ(t.rows(1, 2).device(), Device::kCuda);
+  EXPECT_EQ(t.reshape({6}).device(), Device::kCuda);
+  EXPECT_EQ(t.raw(), numbers);
+  EXPECT_EQ(t.to(Device::kCuda).raw(), numbers);
+  try {
+    t.data<float>();
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("to(Device::kCpu)"), std::string::npos) << e.what();
+  }
+  EXPECT_THROW(t.to(DType::kBF16), Error);
+}
+
 TEST(Tensor, QuantizedRowsAreWholeBlocks) {
   const Tensor a(DType::kQ4_0, {3, 64});
   EXPECT_EQ(a.bytes(), 3u * 2 * 18);

@@ -25,6 +25,19 @@ TEST(NoCuda, ErrorsNameTheOption) {
   expect_named([] { Context ctx(1, Backend::kCuda); });
   expect_named([] { Tensor t(DType::kF32, {4}, Device::kCuda); });
   expect_named([] { Tensor::zeros(DType::kF32, {4}).to(Device::kCuda); });
+  MoeConfig config;
+  config.hidden_size = 8;
+  config.expert_size = 4;
+  config.routed_experts = 2;
+  config.experts_per_token = 1;
+  const MoeWeights weights = MoeWeights::random(config, DType::kF32, 1);
+  expect_named([&] { weights.to(config, Device::kCuda); });
+
+  // A GPU's tensor on a CPU's context is refused before anyone follows its address.
+  float numbers[8] = {};
+  Context ctx(1);
+  const MoeLayer layer(config, weights);
+  EXPECT_THROW(layer.forward(ctx, Tensor::wrap(numbers, DType::kF32, {1, 8}, {}, Device::kCuda)), Error);
 }
 
 }  // namespace

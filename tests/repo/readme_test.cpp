@@ -1,4 +1,4 @@
-// What README.md shows is what happens: its commands run with the output shown, and its example is the compiled one.
+// What README.md shows is what happens: its commands run with the output shown, and its examples are the compiled ones.
 //
 // ```console blocks are run: lines "$ command" and the output under them, where a line "..." stands for any lines.
 // ```text blocks are not: output that depends on the machine or takes long.
@@ -75,14 +75,16 @@ TEST(RepoReadme, CommandsPrintWhatItShows) {
   }
 }
 
-TEST(RepoReadme, TheExampleIsTheCompiledOne) {
-  int found = 0;
-  for (const Fence& fence : parse_markdown(readme()).fences)
-    if (fence.language == "cpp") {
-      ++found;
-      EXPECT_EQ(fence.lines, lines_of(read_text(fs::path(DSMOE_SOURCE_DIR) / "examples/moe_layer.cpp")));
-    }
-  EXPECT_EQ(found, 1);
+TEST(RepoReadme, ExamplesAreTheCompiledOnes) {
+  const std::vector<std::string> files = {"moe_layer.cpp", "moe_layer_cuda.cpp"};
+  std::size_t found = 0;
+  for (const Fence& fence : parse_markdown(readme()).fences) {
+    if (fence.language != "cpp") continue;
+    ASSERT_LT(found, files.size());
+    const fs::path file = fs::path(DSMOE_SOURCE_DIR) / "examples" / files[found++];
+    EXPECT_TRUE(matches(fence.lines, lines_of(read_text(file)))) << file;
+  }
+  EXPECT_EQ(found, files.size());
 }
 
 TEST(RepoReadme, TheCheckerCanFail) {

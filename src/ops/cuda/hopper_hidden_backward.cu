@@ -101,13 +101,13 @@ struct Consumer {
     constexpr int kRows = kN - kFirst < kEpilogueRows ? kN - kFirst : kEpilogueRows;
     const int lane = threadIdx.x % 32;
     const int rows = min(kRows, tile.rows - kFirst);
-    const float* row_weight = args.row_weight + tile.row + kFirst;
     float2 weight[kRows / 8];
 #pragma unroll
-    for (int b = 0; b < kRows / 8; ++b) {
-      const int token = b * 8 + lane % 4 * 2;
-      weight[b] = {token < rows ? row_weight[token] : 0.0f, token + 1 < rows ? row_weight[token + 1] : 0.0f};
-    }
+    for (int b = 0; b < kRows / 8; ++b)
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                   : "=f"(weight[b].x), "=f"(weight[b].y)
+                   : "r"(weights_area() + (kFirst + b * 8 + lane % 4 * 2) * 4)
+                   : "memory");
     Ring<C>& ring = shared.ring;
     ptx::barrier_wait(ring.full_barrier(), ring.phase);
     const std::uint32_t gate = ring.a() + group * kBlockBytes, up = gate + 2 * kBlockBytes,
@@ -116,22 +116,35 @@ struct Consumer {
 #pragma unroll
     for (int n = 0; n < kFull; n += 32) blocks<4, kN, kFirst>(acc, gate, n, rows, weight + n / 8);
     if constexpr (kRest > 0) blocks<kRest, kN, kFirst>(acc, gate, kFull, rows, weight + kFull / 8);
+    // The copy engine writes this stage next. Here, where no store to memory is on its way that the fence would wait for.
+    ptx::fence_proxy_async();
     ptx::named_barrier_sync(1 + group, 128);
     const int column = tile.m_block * C::kTileM + group * 64, columns = args.expert_width - column;
     const std::size_t row = tile.row + kFirst, ld = args.expert_width;
     Staging<64>::copy_out(gate, args.gate_up + row * 2 * ld + column, 2 * ld, rows, columns);
     Staging<64>::copy_out(up, args.gate_up + row * 2 * ld + ld + column, 2 * ld, rows, columns);
     Staging<64>::copy_out(weighted, args.weighted + row * ld + column, ld, rows, columns);
-    ptx::fence_proxy_async();  // the copy engine writes this stage next
     __syncwarp();
     if (lane == 0) release<C>(ring.empty_barrier());
     ring.advance();
   }
 
+  // The row weights of the tile, in the staging area, which has no other use here.
+  __device__ __forceinline__ std::uint32_t weights_area() const { return shared.staging + group * C::kStagingBytes; }
+
   template <int kN>
   __device__ __forceinline__ void run() const {
+    const int thread = threadIdx.x % 128;
+    float weight[2];  // on their way while the products run
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      weight[i] = thread + 128 * i < tile.rows ? args.row_weight[tile.row + thread + 128 * i] : 0.0f;
     float acc[1][kN / 2] = {};
     multiply<kN, 1, 0, false>(acc, shared.ring, (args.width + kTileK - 1) / kTileK, group);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      asm volatile("st.shared.f32 [%0], %1;" ::"r"(weights_area() + (thread + 128 * i) * 4), "f"(weight[i]) : "memory");
+    ptx::named_barrier_sync(1 + group, 128);
     stage<kN, 0>(acc[0]);
     if constexpr (kN > 64)
       if (tile.rows > 64) stage<kN, 64>(acc[0]);
