@@ -28,38 +28,39 @@ class QuantTables : public ::testing::TestWithParam<const KernelTable*> {
     return quant().type[static_cast<int>(dtype) - static_cast<int>(DType::kQ8_0)];
   }
 
-  std::vector<Activations> rounded(const Tensor& x) const {
-    const Index chunks = activation_chunks(x.dim(1));
-    std::vector<Activations> rows(static_cast<std::size_t>(x.dim(0) * chunks));
-    for (Index i = 0; i < x.dim(0); ++i)
-      quant().quantize(x.dim(1), x.data<float>() + i * x.dim(1), rows.data() + i * chunks);
-    return rows;
-  }
-
   // All rows by panels and tiles (many), or by the kernel for few rows, as many at a time as it takes.
   Tensor product(DType dtype, const Tensor& x, const Tensor& w, bool many) const {
     const Index m = x.dim(0), n = w.dim(0), k = x.dim(1), blocks = k / 32, chunks = activation_chunks(k);
     const auto bytes = static_cast<Index>(row_bytes(dtype, k));
-    const std::vector<Activations> rows = rounded(x);
-    std::vector<const Activations*> row;
-    for (Index i = 0; i < m; ++i) row.push_back(rows.data() + i * chunks);
+    std::vector<ActivationChunk> chunk(static_cast<std::size_t>(m * chunks));
+    std::vector<ActivationBlock> block(static_cast<std::size_t>(m * blocks));
+    std::vector<const ActivationChunk*> few_row;
+    std::vector<const ActivationBlock*> row;
+    for (Index i = 0; i < m; ++i) {
+      few_row.push_back(chunk.data() + i * chunks);
+      row.push_back(block.data() + i * blocks);
+      quant().quantize(k, x.data<float>() + i * k, many ? nullptr : chunk.data() + i * chunks,
+                       many ? block.data() + i * blocks : nullptr);
+    }
     const auto* from = static_cast<const char*>(w.raw());
     Tensor c(DType::kF32, {m, n});
     Tensor panel(DType::kU8, {quant().panel_bytes(blocks)});
     auto* const memory = static_cast<char*>(panel.raw_mutable());
-    if (many) {
-      for (Index j = 0; j < n; j += quant().nr) {
-        const int width = static_cast<int>(std::min<Index>(quant().nr, n - j));
-        type(dtype).pack(blocks, from + j * bytes, bytes, width, memory);
+    for (Index j = 0; many && j < n; j += quant().nr) {
+      const int width = static_cast<int>(std::min<Index>(quant().nr, n - j));
+      type(dtype).pack(blocks, from + j * bytes, bytes, width, memory);
+      for (const int first : {0, 3, 11})
         for (Index i = 0; i < m; i += quant().mr)
-          type(dtype).tile(blocks, row.data() + i, static_cast<int>(std::min<Index>(quant().mr, m - i)), memory,
+          type(dtype).tile(blocks, first,
+                           first == 0   ? 3
+                           : first == 3 ? 11
+                                        : 16,
+                           row.data() + i, static_cast<int>(std::min<Index>(quant().mr, m - i)), memory,
                            c.data<float>() + i * n + j, n, width, FetchAhead{from, from + bytes, 2});
-      }
-    } else {
-      for (Index i = 0; i < m; i += kQuantFewRows)
-        type(dtype).few(blocks, row.data() + i, static_cast<int>(std::min<Index>(kQuantFewRows, m - i)), from, bytes, n,
-                        c.data<float>() + i * n, n, nullptr);
     }
+    for (Index i = 0; !many && i < m; i += kQuantFewRows)
+      type(dtype).few(blocks, few_row.data() + i, static_cast<int>(std::min<Index>(kQuantFewRows, m - i)), from, bytes, n,
+                      c.data<float>() + i * n, n, nullptr);
     return c;
   }
 };
@@ -146,10 +147,16 @@ TEST_P(QuantTables, RowsAreRoundedToNearestEven) {
   Tensor x = Tensor::zeros(DType::kF32, {1, k});
   float* const v = x.data<float>();
   v[0] = -254, v[1] = 1, v[2] = 3, v[3] = -5, v[31] = 254, v[40] = 1e-35f;
-  const std::vector<Activations> row = rounded(x);
+  std::vector<ActivationChunk> row(1);
+  std::vector<ActivationBlock> block(2);
+  quant().quantize(k, v, row.data(), block.data());
   EXPECT_EQ(row[0].scale[0], 2.0f);
   const int want[] = {-127, 0, 2, -2};  // halves of 2 go to even
   for (int i = 0; i < 4; ++i) EXPECT_EQ(row[0].q[0][0][0][i], want[i]) << i;
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(block[0].q[i], want[i]) << i;
+  EXPECT_EQ(block[0].q[31], 127);
+  EXPECT_EQ(block[0].start_half[0], row[0].start_half[0][0]);
+  EXPECT_EQ(block[1].scale, 0);
   EXPECT_EQ(row[0].q[1][0][0][15], 127);
   EXPECT_EQ(row[0].start_half[0][0], -128 * -127);
   EXPECT_EQ(row[0].start_half[1][0], -128 * 127);
@@ -191,10 +198,10 @@ TEST(QuantKernels, TheSameBitsOnEveryInstructionSetWithMultiplyAdds) {
       Tensor y(DType::kF32, {7, 33});
       const QuantKernels& q = *table->quant;
       const Index chunks = activation_chunks(768);
-      std::vector<Activations> rows(static_cast<std::size_t>(7 * chunks));
+      std::vector<ActivationChunk> rows(static_cast<std::size_t>(7 * chunks));
       for (Index i = 0; i < 7; ++i) {
-        const Activations* row = rows.data() + i * chunks;
-        q.quantize(768, x.data<float>() + i * 768, rows.data() + i * chunks);
+        const ActivationChunk* row = rows.data() + i * chunks;
+        q.quantize(768, x.data<float>() + i * 768, rows.data() + i * chunks, nullptr);
         q.type[static_cast<int>(dtype) - static_cast<int>(DType::kQ8_0)].few(24, &row, 1, static_cast<const char*>(w.raw()),
                                                                              static_cast<Index>(row_bytes(dtype, 768)), 33,
                                                                              y.data<float>() + i * 33, 33, nullptr);

@@ -28,6 +28,18 @@ void each_piece(Index begin, Index end, Fn fn) {
   for (Index i = 0; i < pieces; ++i) fn(begin + rows * i / pieces, rows * (i + 1) / pieces - rows * i / pieces);
 }
 
+// How the rows of the experts [first, last) are used in their products, as far as those take rounded ones.
+template <class Quantized>
+RoundedFor rounded_for(const ExpertRows& rows, std::size_t first, std::size_t last, Quantized quantized) {
+  RoundedFor use;
+  for (std::size_t e = first; e < last; ++e) {
+    if (!quantized(e)) continue;
+    each_piece(rows.offset[e], rows.offset[e + 1],
+               [&](Index, Index count) { (count <= kQuantFewRows ? use.few : use.many) = true; });
+  }
+  return use;
+}
+
 // Few rows are read straight through a task's columns; for many, one panel's worth of both matrices is finished at a time.
 Index columns_at_a_time(Index rows, Index cols) {
   return rows <= kQuantFewRows ? cols : std::min<Index>(cols, kernels().quant->nr);
@@ -37,9 +49,8 @@ Index columns_at_a_time(Index rows, Index cols) {
 
 void experts_gate_up_mixed(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& x, Tensor& h) {
   const KernelTable& kt = kernels();
-  bool quantize = false;
-  for (const ExpertForm& f : w.forms) quantize = quantize || is_quantized(f.gate) || is_quantized(f.up);
-  const MixedRows in(ctx, x.data<float>(), rows.tokens, w.model_width, quantize);
+  const auto quantized = [&](std::size_t e) { return is_quantized(w.forms[e].gate) || is_quantized(w.forms[e].up); };
+  const MixedRows in(ctx, x.data<float>(), rows.tokens, w.model_width, rounded_for(rows, 0, w.forms.size(), quantized));
   std::vector<Task> tasks;
   std::vector<Index> h_at;  // where an expert's rows begin in h
   Index numbers = 0, most_cols = 0;
@@ -89,13 +100,10 @@ void experts_down_combine_mixed(Context& ctx, const ExpertWeights& w, const Expe
   for (std::size_t e = 0; e < w.forms.size();) {
     const Index width = w.forms[e].width;
     std::size_t end = e;
-    bool quantize = false;
-    for (; end < w.forms.size() && w.forms[end].width == width; ++end) {
-      quantize = quantize || is_quantized(w.forms[end].down);
-      group_of.push_back(groups.size());
-    }
+    for (; end < w.forms.size() && w.forms[end].width == width; ++end) group_of.push_back(groups.size());
+    const RoundedFor use = rounded_for(rows, e, end, [&](std::size_t i) { return is_quantized(w.forms[i].down); });
     const Index count = rows.offset[end] - rows.offset[e];
-    groups.push_back({e, MixedRows(ctx, from, count, width, quantize)});
+    groups.push_back({e, MixedRows(ctx, from, count, width, use)});
     from += count * width;
     widest = std::max(widest, width);
     e = end;

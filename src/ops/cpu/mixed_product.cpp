@@ -9,21 +9,32 @@ namespace dsmoe::cpu {
 
 namespace {
 
-constexpr Index kWideCols = 32;  // weight rows that are widened at a time
+constexpr Index kWideCols = 32;     // weight rows that are widened at a time
+constexpr Index kPanelBlocks = 64;  // of a panel that all tiles go over before the next: 80 KB
 
 std::size_t rounded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+const QuantType& type_of(const QuantKernels& q, DType dtype) {
+  return q.type[static_cast<int>(dtype) - static_cast<int>(DType::kQ8_0)];
+}
+
 }  // namespace
 
-MixedRows::MixedRows(Context& ctx, const float* x, Index rows, Index k, bool quantize) : x_(x), k_(k) {
-  if (!quantize || rows == 0) return;
-  const Index chunks = activation_chunks(k);
-  memory_ = Tensor(DType::kU8, {rows * chunks * static_cast<Index>(sizeof(Activations))});
-  auto* const to = static_cast<Activations*>(memory_.raw_mutable());
-  const auto quantize_row = kernels().quant->quantize;
+MixedRows::MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedFor use) : x_(x), k_(k) {
+  if (!use.few && !use.many) return;
+  const auto memory = [&](bool wanted, Index count, std::size_t bytes) {
+    return wanted ? Tensor(DType::kU8, {rows * count * static_cast<Index>(bytes)}) : Tensor();
+  };
+  const Index chunks = activation_chunks(k), stride = activation_stride(k);
+  few_ = memory(use.few, chunks, sizeof(ActivationChunk));
+  many_ = memory(use.many, stride, sizeof(ActivationBlock));
+  auto* const few = static_cast<ActivationChunk*>(few_.raw_mutable());
+  auto* const many = static_cast<ActivationBlock*>(many_.raw_mutable());
+  const auto quantize = kernels().quant->quantize;
   constexpr Index kRowsPerTask = 8;  // waking a thread costs more than fewer
   each_block(ctx, rows, kRowsPerTask, [&](Index first, Index last, int) {
-    for (Index r = first; r < last; ++r) quantize_row(k, x + r * k, to + r * chunks);
+    for (Index r = first; r < last; ++r)
+      quantize(k, x + r * k, use.few ? few + r * chunks : nullptr, use.many ? many + r * stride : nullptr);
   });
 }
 
@@ -44,34 +55,45 @@ MixedProduct::MixedProduct(Context& ctx, int worker, Index k, Index extra) : kt_
 void MixedProduct::run(const MixedRows& rows, const std::int32_t* row, Index first_row, Index m, const MixedMatrix& w,
                        Index col, Index n, float* c, Index ldc, const char* next) {
   const auto number = [=](Index i) { return row ? row[i] : first_row + i; };
-  if (is_quantized(w.dtype)) {
-    const Activations* list[kMixedRows];
-    for (Index i = 0; i < m; ++i) list[i] = rows.quantized(number(i));
-    quantized(list, m, rows.k(), w, col, n, c, ldc, next);
-  } else {
+  if (!is_quantized(w.dtype)) {
     const float* list[kMixedRows];
     for (Index i = 0; i < m; ++i) list[i] = rows.floats(number(i));
     widened(list, m, rows.k(), w, col, n, c, ldc);
+  } else if (m <= kQuantFewRows) {
+    const ActivationChunk* list[kQuantFewRows];
+    for (Index i = 0; i < m; ++i) list[i] = rows.chunks(number(i));
+    type_of(*kt_.quant, w.dtype)
+        .few(rows.k() / kQuantBlock, list, static_cast<int>(m), w.row(col), w.row_bytes, n, c, ldc, next);
+  } else {
+    const ActivationBlock* list[kMixedRows];
+    for (Index i = 0; i < m; ++i) list[i] = rows.blocks(number(i));
+    many(list, m, rows.k() / kQuantBlock, w, col, n, c, ldc, next);
   }
 }
 
-void MixedProduct::quantized(const Activations* const* rows, Index m, Index k, const MixedMatrix& w, Index col, Index n,
-                             float* c, Index ldc, const char* next) {
+void MixedProduct::many(const ActivationBlock* const* rows, Index m, Index blocks, const MixedMatrix& w, Index col, Index n,
+                        float* c, Index ldc, const char* next) {
   const QuantKernels& q = *kt_.quant;
-  const QuantType& type = q.type[static_cast<int>(w.dtype) - static_cast<int>(DType::kQ8_0)];
-  const Index blocks = k / kQuantBlock;
-  if (m <= kQuantFewRows) return type.few(blocks, rows, static_cast<int>(m), w.row(col), w.row_bytes, n, c, ldc, next);
+  const QuantType& type = type_of(q, w.dtype);
   const Index tiles = (m + q.mr - 1) / q.mr;
+  // As many chains at a time as a near cache holds of a panel.
+  const Index chains = std::clamp<Index>(kPanelBlocks / std::max<Index>(1, blocks / kQuantChains), 1, kQuantChains);
   // A panel's bytes are fetched while the one before is worked on, a few lines with every block.
-  const Index bytes = q.nr * w.row_bytes, lines = (bytes / 64 + tiles * blocks - 1) / (tiles * blocks);
+  const Index bytes = q.nr * w.row_bytes, per_block = (bytes / 64 + tiles * blocks - 1) / (tiles * blocks);
+  const ChainOrder order(blocks);
   for (Index j = 0; j < n; j += q.nr) {
     const int width = static_cast<int>(std::min<Index>(q.nr, n - j));
     type.pack(blocks, w.row(col + j), w.row_bytes, width, memory_);
-    const char* const ahead = j + q.nr < n ? w.row(col + j + q.nr) : next;
-    for (Index t = 0; t < tiles; ++t) {
-      const Index first = m * t / tiles, last = m * (t + 1) / tiles;
-      const FetchAhead fetch{ahead + t * lines * blocks * 64, ahead + bytes, ahead ? static_cast<int>(lines) : 0};
-      type.tile(blocks, rows + first, static_cast<int>(last - first), memory_, c + first * ldc + j, ldc, width, fetch);
+    const char* const next_panel = j + q.nr < n ? w.row(col + j + q.nr) : next;
+    FetchAhead ahead{next_panel, next_panel + bytes, next_panel ? static_cast<int>(per_block) : 0};
+    for (Index first = 0; first < kQuantChains; first += chains) {
+      const Index last = std::min(first + chains, kQuantChains);
+      for (Index t = 0; t < tiles; ++t) {
+        const Index row = m * t / tiles, end = m * (t + 1) / tiles;
+        type.tile(blocks, static_cast<int>(first), static_cast<int>(last), rows + row, static_cast<int>(end - row), memory_,
+                  c + row * ldc + j, ldc, width, ahead);
+        ahead.begin += per_block * 64 * (order.entry(last, 0) - order.entry(first, 0));
+      }
     }
   }
 }

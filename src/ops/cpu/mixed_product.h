@@ -11,21 +11,27 @@
 
 namespace dsmoe::cpu {
 
-// Rows [rows, k] as they are, and rounded to 8 bits when `quantize` is set.
+// Rows [rows, k] as they are, and rounded to 8 bits: for products of few rows at a time, of many, or both.
+struct RoundedFor {
+  bool few = false, many = false;
+};
 class MixedRows {
  public:
-  MixedRows(Context& ctx, const float* x, Index rows, Index k, bool quantize);
+  MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedFor use);
 
   Index k() const { return k_; }
   const float* floats(Index row) const { return x_ + row * k_; }
-  const Activations* quantized(Index row) const {
-    return static_cast<const Activations*>(memory_.raw()) + row * activation_chunks(k_);
+  const ActivationChunk* chunks(Index row) const {
+    return static_cast<const ActivationChunk*>(few_.raw()) + row * activation_chunks(k_);
+  }
+  const ActivationBlock* blocks(Index row) const {
+    return static_cast<const ActivationBlock*>(many_.raw()) + row * activation_stride(k_);
   }
 
  private:
   const float* x_;
   Index k_;
-  Tensor memory_;
+  Tensor few_, many_;
 };
 
 // A matrix [N, K] in the bytes of a file.
@@ -37,7 +43,7 @@ struct MixedMatrix {
   const char* row(Index i) const { return data + i * row_bytes; }
 };
 
-inline constexpr Index kMixedRows = 512;  // the most rows of one product
+inline constexpr Index kMixedRows = 128;  // the most rows of one product: they stay in the second-level cache
 
 // One worker's memory for products over k, and `extra` floats of the caller's.
 class MixedProduct {
@@ -52,8 +58,8 @@ class MixedProduct {
   float* extra() const { return extra_; }
 
  private:
-  void quantized(const Activations* const* rows, Index m, Index k, const MixedMatrix& w, Index col, Index n, float* c,
-                 Index ldc, const char* next);
+  void many(const ActivationBlock* const* rows, Index m, Index blocks, const MixedMatrix& w, Index col, Index n, float* c,
+            Index ldc, const char* next);
   void widened(const float* const* rows, Index m, Index k, const MixedMatrix& w, Index col, Index n, float* c, Index ldc);
 
   const KernelTable& kt_;

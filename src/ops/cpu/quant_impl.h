@@ -17,9 +17,9 @@ inline std::uint32_t load4(const std::uint8_t* p) {
   __builtin_memcpy(&x, p, 4);
   return x;
 }
-// Sixteen blocks of a weight row as vectors that meet Activations::q: codes without a sign, w = code - kZero, and scales
-// that depend on the type. At the end of a row there may be fewer; the last one stands for those that are missing, since
-// what it meets is zero.
+// Sixteen blocks of a weight row as vectors that meet ActivationChunk::q: codes without a sign, w = code - kZero, and
+// scales that depend on the type. At the end of a row there may be fewer; the last one stands for those that are missing,
+// since what it meets is zero.
 struct Codes {
   B q[2][4];
 };
@@ -30,6 +30,50 @@ struct BlocksAt {
   int last;
   const Block& operator[](int i) const { return begin[i < last ? i : last]; }
 };
+
+inline B low_half(B bytes) { return Simd::and_(bytes, Simd::set_byte(15)); }
+inline B high_half(B bytes) { return Simd::and_(Simd::template right<4>(bytes), Simd::set_byte(15)); }
+// Bit kBit of every byte, moved to bit 4.
+template <int kBit>
+B bit_as_16(B bytes) {
+  if constexpr (kBit <= 4) {
+    return Simd::and_(Simd::template left<4 - kBit>(bytes), Simd::set_byte(16));
+  } else {
+    return Simd::and_(Simd::template right<kBit - 4>(bytes), Simd::set_byte(16));
+  }
+}
+
+// The same 16 bytes of 16 weight rows as four vectors: vector u holds bytes 4u to 4u + 3 of every row.
+struct Units {
+  B u[4];
+
+  template <class Fn>
+  Units map(Fn fn) const {
+    return {fn(u[0]), fn(u[1]), fn(u[2]), fn(u[3])};
+  }
+};
+inline Units interleave(const std::uint8_t* const* row, Index at) {
+  Units r;
+  Simd::interleave(row, at, r.u);
+  return r;
+}
+
+// Where a member of block i begins.
+template <class Block, class Member>
+Index offset(int i, Member Block::*member) {
+  const Block* none = nullptr;
+  return i * static_cast<Index>(sizeof(Block)) +
+         (reinterpret_cast<const char*>(&(none->*member)) - reinterpret_cast<const char*>(none));
+}
+
+// Bytes whose low and high halves belong to two half blocks.
+template <class Put>
+void put_halves(const std::uint8_t* const* row, Index at, Put put, int low_block, int low_part, int high_block,
+                int high_part) {
+  const Units raw = interleave(row, at);
+  put(low_block, low_part, raw.map([](B x) { return low_half(x); }));
+  put(high_block, high_part, raw.map([](B x) { return high_half(x); }));
+}
 
 // The scales of types with one per block.
 template <class Blocks>
@@ -62,6 +106,14 @@ struct TypeQ8_0 {
             Simd::quarters(b[i].q + 16 * h, b[i + 4].q + 16 * h, b[i + 8].q + 16 * h, b[i + 12].q + 16 * h), sign);
     return c;
   }
+  template <class Put>
+  static void units(const std::uint8_t* const* row, int blocks, Put put) {
+    for (int b = 0; b < blocks; ++b)
+      for (int h = 0; h < 2; ++h)
+        put(b, h, interleave(row, offset<Block>(b, &Block::q) + 16 * h).map([](B raw) {
+          return Simd::xor_(raw, Simd::set_byte(128));
+        }));
+  }
   template <class Blocks>
   static Scales scales(const Blocks& b) {
     return {block_scales(b), Simd::zero()};
@@ -72,11 +124,10 @@ struct TypeQ8_0 {
 template <class Blocks>
 Codes half_bytes(const Blocks& b) {
   Codes c;
-  const B low = Simd::set_byte(15);
   for (int i = 0; i < 4; ++i) {
     const B both = Simd::quarters(b[i].q, b[i + 4].q, b[i + 8].q, b[i + 12].q);
-    c.q[0][i] = Simd::and_(both, low);
-    c.q[1][i] = Simd::and_(Simd::template right<4>(both), low);
+    c.q[0][i] = low_half(both);
+    c.q[1][i] = high_half(both);
   }
   return c;
 }
@@ -89,6 +140,10 @@ struct TypeQ4_0 {
   template <class Blocks>
   static Codes codes(const Blocks& b) {
     return half_bytes(b);
+  }
+  template <class Put>
+  static void units(const std::uint8_t* const* row, int blocks, Put put) {
+    for (int b = 0; b < blocks; ++b) put_halves(row, offset<Block>(b, &Block::q), put, b, 0, b, 1);
   }
   template <class Blocks>
   static Scales scales(const Blocks& b) {
@@ -111,6 +166,20 @@ struct TypeQ5_0 {
                                              load2(b[i + 8].high + 2 * h) << 32 | load2(b[i + 12].high + 2 * h) << 48));
     return c;
   }
+  template <class Put>
+  static void units(const std::uint8_t* const* row, int blocks, Put put) {
+    for (int b = 0; b < blocks; ++b) {
+      const Units raw = interleave(row, offset<Block>(b, &Block::q));
+      const B high = interleave(row, offset<Block>(b, &Block::high)).u[0];
+      Units first = raw, second = raw;
+      for (int u = 0; u < 4; ++u) {
+        first.u[u] = Simd::or_(low_half(raw.u[u]), Simd::four_bits(high, 4 * u));
+        second.u[u] = Simd::or_(high_half(raw.u[u]), Simd::four_bits(high, 16 + 4 * u));
+      }
+      put(b, 0, first);
+      put(b, 1, second);
+    }
+  }
   template <class Blocks>
   static Scales scales(const Blocks& b) {
     return {block_scales(b), Simd::zero()};
@@ -121,13 +190,12 @@ struct TypeQ5_0 {
 template <class Blocks>
 Codes half_bytes_k(const Blocks& b) {
   Codes c;
-  const B low = Simd::set_byte(15);
   for (int h = 0; h < 2; ++h) {
     for (int i = 0; i < 4; i += 2) {
       const int at = 16 * i + 16 * h;
       const B both = Simd::quarters(b[0].q + at, b[0].q + 64 + at, b[1].q + at, b[1].q + 64 + at);
-      c.q[h][i] = Simd::and_(both, low);
-      c.q[h][i + 1] = Simd::and_(Simd::template right<4>(both), low);
+      c.q[h][i] = low_half(both);
+      c.q[h][i + 1] = high_half(both);
     }
   }
   return c;
@@ -163,6 +231,12 @@ struct TypeQ4_K {
   static Codes codes(const Blocks& b) {
     return half_bytes_k(b);
   }
+  template <class Put>
+  static void units(const std::uint8_t* const* row, int blocks, Put put) {
+    for (int b = 0; b < blocks; b += 2)
+      for (int h = 0; h < 2; ++h)
+        put_halves(row, offset<Block>(b / 8, &Block::q) + b % 8 * 16 + 16 * h, put, b, h, b + 1, h);
+  }
   template <class Blocks>
   static Scales scales(const Blocks& b) {
     return six_bit_scales(b);
@@ -177,8 +251,7 @@ struct TypeQ5_K {
   // The fifth bit of block i or i + 4 (odd quarters) is bit i or i + 4 of `high`.
   template <int kI>
   static B fifth(B even, B odd) {
-    const B mask = Simd::set_byte(16);
-    return Simd::or_(Simd::and_(Simd::template left<4 - kI>(even), mask), Simd::and_(Simd::template right<kI>(odd), mask));
+    return Simd::or_(bit_as_16<kI>(even), bit_as_16<kI + 4>(odd));
   }
   template <class Blocks>
   static Codes codes(const Blocks& b) {
@@ -194,6 +267,26 @@ struct TypeQ5_K {
     }
     return c;
   }
+  template <class Put>
+  static void units(const std::uint8_t* const* row, int blocks, Put put) {
+    for (int k = 0; k < blocks / 8; ++k) {
+      for (int h = 0; h < 2; ++h) {
+        const Units high = interleave(row, offset<Block>(k, &Block::high) + 16 * h);
+        const auto two = [&]<int kJ>() {
+          const Units raw = interleave(row, offset<Block>(k, &Block::q) + 16 * kJ + 16 * h);
+          Units first = raw, second = raw;
+          for (int u = 0; u < 4; ++u) {
+            first.u[u] = Simd::or_(low_half(raw.u[u]), bit_as_16<kJ>(high.u[u]));
+            second.u[u] = Simd::or_(high_half(raw.u[u]), bit_as_16<kJ + 1>(high.u[u]));
+          }
+          put(8 * k + kJ, h, first);
+          put(8 * k + kJ + 1, h, second);
+        };
+        two.template operator()<0>(), two.template operator()<2>(), two.template operator()<4>(),
+            two.template operator()<6>();
+      }
+    }
+  }
   template <class Blocks>
   static Scales scales(const Blocks& b) {
     return six_bit_scales(b);
@@ -205,23 +298,42 @@ struct TypeQ6_K {
   static constexpr Kind kKind = Kind::kHalves;
   static constexpr int kZero = 32;
 
+  // Codes of four blocks from the bytes that hold their lower halves, two and two, and their upper bits.
+  static void join(B even, B odd, B high, B& a, B& b, B& c, B& d) {
+    const B upper = Simd::set_byte(48);
+    a = Simd::or_(low_half(even), Simd::and_(Simd::template left<4>(high), upper));
+    b = Simd::or_(low_half(odd), Simd::and_(Simd::template left<2>(high), upper));
+    c = Simd::or_(high_half(even), Simd::and_(high, upper));
+    d = Simd::or_(high_half(odd), Simd::and_(Simd::template right<2>(high), upper));
+  }
   template <class Blocks>
   static Codes codes(const Blocks& b) {
     Codes c;
-    const B low = Simd::set_byte(15), upper = Simd::set_byte(48);
     for (int h = 0; h < 2; ++h) {
       const auto at = [&](int i, int skip) { return b[i].low + 16 * h + skip; };
       const B even = Simd::quarters(at(0, 0), at(0, 64), at(1, 0), at(1, 64));
       const B odd = Simd::quarters(at(0, 32), at(0, 96), at(1, 32), at(1, 96));
       const B high =
           Simd::quarters(b[0].high + 16 * h, b[0].high + 32 + 16 * h, b[1].high + 16 * h, b[1].high + 32 + 16 * h);
-      c.q[h][0] = Simd::or_(Simd::and_(even, low), Simd::and_(Simd::template left<4>(high), upper));
-      c.q[h][1] = Simd::or_(Simd::and_(odd, low), Simd::and_(Simd::template left<2>(high), upper));
-      c.q[h][2] = Simd::or_(Simd::and_(Simd::template right<4>(even), low), Simd::and_(high, upper));
-      c.q[h][3] =
-          Simd::or_(Simd::and_(Simd::template right<4>(odd), low), Simd::and_(Simd::template right<2>(high), upper));
+      join(even, odd, high, c.q[h][0], c.q[h][1], c.q[h][2], c.q[h][3]);
     }
     return c;
+  }
+  template <class Put>
+  static void units(const std::uint8_t* const* row, int blocks, Put put) {
+    for (int k = 0; k < blocks / 8; ++k) {
+      for (int half = 0; half < 2; ++half) {
+        for (int h = 0; h < 2; ++h) {
+          const Index low_at = offset<Block>(k, &Block::low) + 64 * half + 16 * h;
+          const Units even = interleave(row, low_at), odd = interleave(row, low_at + 32);
+          const Units high = interleave(row, offset<Block>(k, &Block::high) + 32 * half + 16 * h);
+          Units out[4];
+          for (int u = 0; u < 4; ++u)
+            join(even.u[u], odd.u[u], high.u[u], out[0].u[u], out[1].u[u], out[2].u[u], out[3].u[u]);
+          for (int i = 0; i < 4; ++i) put(8 * k + 4 * half + i, h, out[i]);
+        }
+      }
+    }
   }
   template <class Blocks>
   static Scales scales(const Blocks& b) {
@@ -237,30 +349,37 @@ constexpr int kChunkBlocks = kQuantBlock* kQuantChains / Type::Block::kNumbers; 
 // -----------------------------------------------------------------------------------------------------------------
 // Rows to 8 bits.
 
-void quantize(Index k, const float* x, Activations* row) {
-  const Index blocks = k / kQuantBlock, chunks = activation_chunks(k);
-  if (chunks == 0) return;
-  __builtin_memset(row + chunks - 1, 0, sizeof(Activations));  // blocks past the end are zero
-  for (Index b = 0; b < blocks; ++b) {
-    Activations& to = row[b / kQuantChains];
-    const int n = static_cast<int>(b % kQuantChains), i = n % 4, j = n / 4;
+void quantize(Index k, const float* x, ActivationChunk* chunks, ActivationBlock* blocks) {
+  const Index count = k / kQuantBlock;
+  const ChainOrder order(count);
+  // Blocks past the end are zero.
+  if (chunks && count % kQuantChains != 0) __builtin_memset(chunks + count / kQuantChains, 0, sizeof(ActivationChunk));
+  for (Index b = 0; b < count; ++b) {
     const F half[2] = {Simd::load(x + b * kQuantBlock), Simd::load(x + b * kQuantBlock + 16)};
     const float most = Simd::largest(Simd::max_abs(half[0], half[1]));
     // 0 for numbers, NaN for the rest, which a maximum may pass over.
     const float bad = Simd::sum(Simd::mul(Simd::add(half[0], half[1]), Simd::zero()));
     const bool round = bad == 0 && most >= 1e-30f;  // smaller: the inverse would be infinite
     const F inverse = Simd::set(round ? 127.0f / most : 0.0f);
-    to.scale[n] = bad != 0 ? __builtin_nanf("") : round ? most / 127.0f : 0.0f;
-    std::int32_t sum = 0;
+    const int n = static_cast<int>(b % kQuantChains);
+    ActivationBlock block;
+    block.scale = bad != 0 ? __builtin_nanf("") : round ? most / 127.0f : 0.0f;
     for (int h = 0; h < 2; ++h) {
       const I q = Simd::to_int(round ? Simd::mul(half[h], inverse) : Simd::zero());
-      Simd::store_bytes(to.q[h][i][j], q);
-      const std::int32_t here = Simd::sum_ints(q);
-      to.start_half[h][n] = -128 * here;
-      sum += here;
+      Simd::store_bytes(block.q + 16 * h, q);
+      if (chunks) Simd::store_bytes(chunks[b / kQuantChains].q[h][n % 4][n / 4], q);
+      block.start_half[h] = -128 * Simd::sum_ints(q);
     }
-    to.start[n] = -128 * sum;
-    to.total[n] = to.scale[n] * static_cast<float>(sum);
+    block.start = block.start_half[0] + block.start_half[1];
+    block.total = block.scale * static_cast<float>(block.start / -128);
+    if (blocks) blocks[order.entry(n, b / kQuantChains)] = block;
+    if (chunks) {
+      ActivationChunk& to = chunks[b / kQuantChains];
+      to.scale[n] = block.scale;
+      to.start[n] = block.start;
+      to.total[n] = block.total;
+      for (int h = 0; h < 2; ++h) to.start_half[h][n] = block.start_half[h];
+    }
   }
 }
 
@@ -276,13 +395,13 @@ I correction(const std::int32_t* start) {
 }
 
 template <class Type, int M, class Blocks>
-inline __attribute__((always_inline)) void few_chunk(const Blocks& b, const Activations* const* rows, Index chunk,
+inline __attribute__((always_inline)) void few_chunk(const Blocks& b, const ActivationChunk* const* rows, Index chunk,
                                                      F* chain) {
   const Codes c = Type::codes(b);
   const Scales s = Type::scales(b);
   const I none = Simd::set_int(0);
   for (int m = 0; m < M; ++m) {
-    const Activations& a = rows[m][chunk];
+    const ActivationChunk& a = rows[m][chunk];
     I sum[2][4];
     for (int i = 0; i < 4; ++i) {
       sum[0][i] = Simd::dot(none, c.q[0][i], Simd::load_bytes(a.q[0][i]));
@@ -316,8 +435,8 @@ inline void add_chains(const float (*chain)[16], int n, float* c) {
 constexpr Index kFetchDistance = 4096;  // bytes ahead of what is read
 
 template <class Type, int M>
-void few_rows(Index blocks, const Activations* const* rows, const char* w, Index row_bytes, Index n, float* c, Index ldc,
-              const char* next) {
+void few_rows(Index blocks, const ActivationChunk* const* rows, const char* w, Index row_bytes, Index n, float* c,
+              Index ldc, const char* next) {
   using Block = typename Type::Block;
   constexpr Index kChunkBytes = sizeof(Block) * kChunkBlocks<Type>;
   const Index chunks = blocks / kQuantChains;
@@ -332,12 +451,12 @@ void few_rows(Index blocks, const Activations* const* rows, const char* w, Index
     const char* const fetch = ahead < bytes ? w + ahead : next ? next + (ahead - bytes) : w;
     const auto* block = reinterpret_cast<const Block*>(w + j * row_bytes);
     for (Index t = 0; t < chunks; ++t, block += kChunkBlocks<Type>) {
-      for (Index line = 0; line < kChunkBytes; line += 64) __builtin_prefetch(fetch + t * kChunkBytes + line, 0, 3);
+      for (Index line = 0; line < kChunkBytes; line += 64) __builtin_prefetch(fetch + t * kChunkBytes + line, 0, 2);
       few_chunk<Type, M>(block, rows, t, chain);
     }
     if (rest > 0) {
       for (Index line = 0; line < rest * static_cast<Index>(sizeof(Block)); line += 64)
-        __builtin_prefetch(fetch + chunks * kChunkBytes + line, 0, 3);
+        __builtin_prefetch(fetch + chunks * kChunkBytes + line, 0, 2);
       few_chunk<Type, M>(BlocksAt<Block>{block, rest - 1}, rows, chunks, chain);
     }
     for (int m = 0; m < M; ++m) Simd::store(buffer[m][j % 16], chain[m]);
@@ -347,8 +466,8 @@ void few_rows(Index blocks, const Activations* const* rows, const char* w, Index
 }
 
 template <class Type, int M = kQuantFewRows>
-void few(Index blocks, const Activations* const* rows, int m, const char* w, Index row_bytes, Index n, float* c, Index ldc,
-         const char* next) {
+void few(Index blocks, const ActivationChunk* const* rows, int m, const char* w, Index row_bytes, Index n, float* c,
+         Index ldc, const char* next) {
   if (m == M) return few_rows<Type, M>(blocks, rows, w, row_bytes, n, c, ldc, next);
   if constexpr (M > 1) few<Type, M - 1>(blocks, rows, m, w, row_bytes, n, c, ldc, next);
 }
@@ -356,58 +475,40 @@ void few(Index blocks, const Activations* const* rows, int m, const char* w, Ind
 // -----------------------------------------------------------------------------------------------------------------
 // Many rows: panels of kNr weight rows, and tiles over them.
 
-// Where the block `step` of a chain lies in a panel: chain after chain.
-struct ChainOrder {
-  Index whole;  // steps that every chain has
-  Index rest;   // chains that have one more
-
-  explicit ChainOrder(Index blocks) : whole(blocks / kQuantChains), rest(blocks % kQuantChains) {}
-  Index steps(Index chain) const { return whole + (chain < rest); }
-  Index entry(Index chain, Index step) const { return chain * whole + (chain < rest ? chain : rest) + step; }
-};
-
-template <class Type, class Blocks>
-void unpack(const Blocks& b, std::uint8_t* codes, float* first, float* second) {
-  const Codes c = Type::codes(b);
-  const Scales s = Type::scales(b);
-  const B shift = Simd::set_byte(128 - Type::kZero);
-  for (int h = 0; h < 2; ++h)
-    for (int i = 0; i < 4; ++i)
-      Simd::store_bytes64(codes + 256 * h + 64 * i, Type::kZero == 128 ? c.q[h][i] : Simd::add_bytes(c.q[h][i], shift));
-  Simd::store(first, s.first);
-  Simd::store(second, s.second);
-}
-
 template <class Type>
 void pack(Index blocks, const char* w, Index row_bytes, int n, char* panel) {
   using Block = typename Type::Block;
-  alignas(64) std::uint8_t codes[16][512];
   alignas(64) float scale[2][16][16];
   const ChainOrder order(blocks);
+  const B shift = Simd::set_byte(128 - Type::kZero);
   for (Index chunk = 0; chunk * kQuantChains < blocks; ++chunk) {
     const Index left = blocks - chunk * kQuantChains;
     const int here = left < kQuantChains ? static_cast<int>(left) : static_cast<int>(kQuantChains);
     for (int v = 0; v < kNv; ++v) {
+      const std::uint8_t* row[16];
       for (int r = 0; r < 16; ++r) {
-        const int row = 16 * v + r < n ? 16 * v + r : n - 1;
-        const auto* b = reinterpret_cast<const Block*>(w + row * row_bytes) + chunk * kChunkBlocks<Type>;
-        if (here == kQuantChains) {
-          unpack<Type>(b, codes[r], scale[0][r], scale[1][r]);
-        } else {
-          const int last = static_cast<int>(here * kQuantBlock / Block::kNumbers) - 1;
-          unpack<Type>(BlocksAt<Block>{b, last}, codes[r], scale[0][r], scale[1][r]);
-        }
+        const Index number = 16 * v + r < n ? 16 * v + r : n - 1;
+        row[r] = reinterpret_cast<const std::uint8_t*>(w) + number * row_bytes +
+                 chunk * kChunkBlocks<Type> * static_cast<Index>(sizeof(Block));
+        const auto* b = reinterpret_cast<const Block*>(row[r]);
+        const Scales s = here == kQuantChains
+                             ? Type::scales(b)
+                             : Type::scales(BlocksAt<Block>{b, static_cast<int>(here * kQuantBlock / Block::kNumbers) - 1});
+        Simd::store(scale[0][r], s.first);
+        if constexpr (Type::kKind != Kind::kPlain) Simd::store(scale[1][r], s.second);
       }
-      F first[16], second[16];
-      Simd::transpose(scale[0], first);
-      if constexpr (Type::kKind != Kind::kPlain) Simd::transpose(scale[1], second);
-      for (int c = 0; c < here; ++c) {
-        auto* const to = reinterpret_cast<std::uint8_t*>(panel + order.entry(c, chunk) * kEntryBytes);
-        for (int h = 0; h < 2; ++h)
-          Simd::interleave(codes[0] + 256 * h + c % 4 * 64 + c / 4 * 16, 512, to + (4 * h * kNv + v) * 64, kNv * 64);
-        auto* const scales = reinterpret_cast<float*>(to + kNr * kQuantBlock);
-        Simd::store(scales + 16 * v, first[c]);
-        if constexpr (Type::kKind != Kind::kPlain) Simd::store(scales + kNr + 16 * v, second[c]);
+      Type::units(row, here, [&](int block, int half, const Units& codes) {
+        char* const to = panel + order.entry(block, chunk) * kEntryBytes + (4 * half * kNv + v) * 64;
+        for (int u = 0; u < 4; ++u)
+          Simd::store_bytes64(to + u * kNv * 64, Type::kZero == 128 ? codes.u[u] : Simd::add_bytes(codes.u[u], shift));
+      });
+      for (int part = 0; part < (Type::kKind == Kind::kPlain ? 1 : 2); ++part) {
+        F by_block[16];
+        Simd::transpose(scale[part], by_block);
+        for (int c = 0; c < here; ++c)
+          Simd::store(reinterpret_cast<float*>(panel + order.entry(c, chunk) * kEntryBytes + kNr * kQuantBlock) +
+                          part * kNr + 16 * v,
+                      by_block[c]);
       }
     }
   }
@@ -415,31 +516,31 @@ void pack(Index blocks, const char* w, Index row_bytes, int n, char* panel) {
 
 // One block: integer sums, started with the rows' own numbers, times the scales.
 template <Kind kKind, int M>
-inline __attribute__((always_inline)) void tile_block(const char* const* row, Index q_at, Index scale_at, const char* entry,
+inline __attribute__((always_inline)) void tile_block(const char* const* row, Index at, const char* entry,
                                                       F (&chain)[M][kNv]) {
+  constexpr Index kScale = __builtin_offsetof(ActivationBlock, scale), kStart = __builtin_offsetof(ActivationBlock, start);
+  constexpr Index kTotal = __builtin_offsetof(ActivationBlock, total),
+                  kHalf = __builtin_offsetof(ActivationBlock, start_half);
+  constexpr int kParts = kKind == Kind::kHalves ? 2 : 1, kUnits = 8 / kParts;
   const auto* scales = reinterpret_cast<const float*>(entry + kNr * kQuantBlock);
-  constexpr Index kScale = __builtin_offsetof(Activations, scale), kStart = __builtin_offsetof(Activations, start);
-  constexpr Index kTotal = __builtin_offsetof(Activations, total), kHalf = __builtin_offsetof(Activations, start_half);
-  constexpr int kParts = kKind == Kind::kHalves ? 2 : 1;
   for (int part = 0; part < kParts; ++part) {
     I sum[M][kNv];
     for (int i = 0; i < M; ++i) {
-      const auto start =
-          *reinterpret_cast<const std::int32_t*>(row[i] + scale_at + (kParts == 1 ? kStart : kHalf + 64 * part));
-      for (int j = 0; j < kNv; ++j) sum[i][j] = Simd::set_int(start);
+      const auto* start = reinterpret_cast<const std::int32_t*>(row[i] + at + (kParts == 1 ? kStart : kHalf + 4 * part));
+      for (int j = 0; j < kNv; ++j) sum[i][j] = Simd::set_int(*start);
     }
-    for (int u = 8 / kParts * part; u < 8 / kParts * (part + 1); ++u) {
+    for (int u = kUnits * part; u < kUnits * (part + 1); ++u) {
       B w[kNv];
       for (int j = 0; j < kNv; ++j) w[j] = Simd::load_bytes(entry + (u * kNv + j) * 64);
       for (int i = 0; i < M; ++i) {
-        const B a = Simd::broadcast4(reinterpret_cast<const std::int8_t*>(row[i] + q_at + u / 4 * 256 + u % 4 * 4));
+        const B a = Simd::broadcast4(reinterpret_cast<const std::int8_t*>(row[i] + at + 4 * u));
         for (int j = 0; j < kNv; ++j) sum[i][j] = Simd::dot(sum[i][j], w[j], a);
       }
     }
     F scale[kNv];
     for (int j = 0; j < kNv; ++j) scale[j] = Simd::load(scales + part * kNr + 16 * j);
     for (int i = 0; i < M; ++i) {
-      const F a = Simd::set(*reinterpret_cast<const float*>(row[i] + scale_at + kScale));
+      const F a = Simd::set(*reinterpret_cast<const float*>(row[i] + at + kScale));
       for (int j = 0; j < kNv; ++j) chain[i][j] = Simd::fma(Simd::to_float(sum[i][j]), Simd::mul(scale[j], a), chain[i][j]);
     }
   }
@@ -447,51 +548,48 @@ inline __attribute__((always_inline)) void tile_block(const char* const* row, In
     F minimum[kNv];
     for (int j = 0; j < kNv; ++j) minimum[j] = Simd::load(scales + kNr + 16 * j);
     for (int i = 0; i < M; ++i) {
-      const F total = Simd::set(*reinterpret_cast<const float*>(row[i] + scale_at + kTotal));
+      const F total = Simd::set(*reinterpret_cast<const float*>(row[i] + at + kTotal));
       for (int j = 0; j < kNv; ++j) chain[i][j] = Simd::fnma(minimum[j], total, chain[i][j]);
     }
   }
 }
 
 template <Kind kKind, int M>
-void tile_rows(Index blocks, const Activations* const* rows, const char* panel, float* c, Index ldc, int n,
-               FetchAhead ahead) {
+void tile_rows(Index blocks, int first, int last, const ActivationBlock* const* rows, const char* panel, float* c,
+               Index ldc, int n, FetchAhead ahead) {
   const char* row[M];
   for (int i = 0; i < M; ++i) row[i] = reinterpret_cast<const char*>(rows[i]);
-  alignas(64) float total[M][kNr];
-  for (int i = 0; i < M; ++i)
-    for (int j = 0; j < kNv; ++j) Simd::store(total[i] + 16 * j, Simd::zero());
+  // At the right edge sums are kept apart, so that whole vectors may be used.
+  alignas(64) float edge[M][kNr];
+  float* const total = n == kNr ? c : edge[0];
+  const Index ld = n == kNr ? ldc : kNr;
+  for (int i = 0; i < M && n < kNr && first > 0; ++i)
+    __builtin_memcpy(edge[i], c + i * ldc, static_cast<unsigned>(n) * sizeof(float));
   const ChainOrder order(blocks);
-  const char* entry = panel;
+  Index number = order.entry(first, 0);
   const char* fetch = ahead.begin;
-  for (int number = 0; number < kQuantChains && number < blocks; ++number) {
+  for (int chain_number = first; chain_number < last; ++chain_number) {
     F chain[M][kNv];
     for (int i = 0; i < M; ++i)
       for (int j = 0; j < kNv; ++j) chain[i][j] = Simd::zero();
-    Index at = 0;
-    for (Index left = order.steps(number); left > 0; --left, at += sizeof(Activations), entry += kEntryBytes) {
+    for (Index left = order.steps(chain_number); left > 0; --left, ++number) {
       for (int line = 0; line < ahead.lines && fetch < ahead.end; ++line, fetch += 64) __builtin_prefetch(fetch, 0, 2);
-      tile_block<kKind, M>(row, at + number % 4 * 64 + number / 4 * 16, at + number * 4, entry, chain);
+      tile_block<kKind, M>(row, number * static_cast<Index>(sizeof(ActivationBlock)), panel + number * kEntryBytes, chain);
     }
     for (int i = 0; i < M; ++i)
       for (int j = 0; j < kNv; ++j) {
-        float* const to = total[i] + 16 * j;
-        Simd::store(to, Simd::add(Simd::load(to), chain[i][j]));  // no chain is -0: the first stays as it is
+        float* const to = total + i * ld + 16 * j;
+        Simd::store(to, chain_number == 0 ? chain[i][j] : Simd::add(Simd::load(to), chain[i][j]));
       }
   }
-  for (int i = 0; i < M; ++i)
-    for (int j = 0; j < kNv && n > 16 * j; ++j) {
-      const F sum = Simd::load(total[i] + 16 * j);
-      float* const to = c + i * ldc + 16 * j;
-      n - 16 * j >= 16 ? Simd::store(to, sum) : Simd::store_n(to, sum, n - 16 * j);
-    }
+  for (int i = 0; i < M && n < kNr; ++i) __builtin_memcpy(c + i * ldc, edge[i], static_cast<unsigned>(n) * sizeof(float));
 }
 
 template <Kind kKind, int M = kMr>
-void tile(Index blocks, const Activations* const* rows, int m, const char* panel, float* c, Index ldc, int n,
-          FetchAhead ahead) {
-  if (m == M) return tile_rows<kKind, M>(blocks, rows, panel, c, ldc, n, ahead);
-  if constexpr (M > 1) tile<kKind, M - 1>(blocks, rows, m, panel, c, ldc, n, ahead);
+void tile(Index blocks, int first, int last, const ActivationBlock* const* rows, int m, const char* panel, float* c,
+          Index ldc, int n, FetchAhead ahead) {
+  if (m == M) return tile_rows<kKind, M>(blocks, first, last, rows, panel, c, ldc, n, ahead);
+  if constexpr (M > 1) tile<kKind, M - 1>(blocks, first, last, rows, m, panel, c, ldc, n, ahead);
 }
 
 void widen_f16(Index n, const std::uint16_t* x, float* y) {

@@ -23,16 +23,38 @@ inline constexpr Index kQuantChains = 16;  // blocks of a chunk
 inline constexpr int kQuantFewRows = 4;
 inline constexpr int kQuantTypes = 6;  // in the order of DType, from kQ8_0
 
-// 16 blocks of a row. Block b = 4j + i of them has numbers 0-15 in q[0][i][j] and 16-31 in q[1][i][j]: a vector of 64
-// bytes meets four weight blocks of which each fills a quarter.
-struct alignas(64) Activations {
+// 16 blocks of a row for `few`. Block b = 4j + i of them has numbers 0-15 in q[0][i][j] and 16-31 in q[1][i][j]: a vector
+// of 64 bytes meets four weight blocks of which each fills a quarter.
+struct alignas(64) ActivationChunk {
   std::int8_t q[2][4][4][16];
   float scale[16];
-  std::int32_t start[16];          // -128 * sum of q: weights are packed as w + 128, without a sign
+  std::int32_t start[16];          // -128 * sum of q: codes of weights have no sign
   float total[16];                 // scale * sum of q
   std::int32_t start_half[2][16];  // start of either half
 };
 inline Index activation_chunks(Index k) { return (k / kQuantBlock + kQuantChains - 1) / kQuantChains; }
+
+// One block of a row for `tile`, a cache line; blocks lie in the order in which tiles read them, chain after chain.
+struct alignas(64) ActivationBlock {
+  std::int8_t q[32];
+  float scale;
+  std::int32_t start;
+  float total;
+  std::int32_t start_half[2];
+};
+
+// From one row of blocks to the next: an odd number of lines, since rows a power of two apart share few places in a cache.
+inline Index activation_stride(Index k) { return k / kQuantBlock | 1; }
+
+// Where the block `step` of a chain lies in a row of ActivationBlocks, and in a panel.
+struct ChainOrder {
+  Index whole;  // steps that every chain has
+  Index rest;   // chains that have one more
+
+  explicit ChainOrder(Index blocks) : whole(blocks / kQuantChains), rest(blocks % kQuantChains) {}
+  Index steps(Index chain) const { return whole + (chain < rest); }
+  Index entry(Index chain, Index step) const { return chain * whole + (chain < rest ? chain : rest) + step; }
+};
 
 // Memory that will be read next, to be fetched meanwhile: `lines` cache lines per block of a tile.
 struct FetchAhead {
@@ -44,19 +66,21 @@ struct FetchAhead {
 struct QuantType {
   // c[m, n] for m <= kQuantFewRows rows and n weight rows that lie `row_bytes` apart; `next` (may be null) is where reading
   // goes on afterwards.
-  void (*few)(Index blocks, const Activations* const* rows, int m, const char* w, Index row_bytes, Index n, float* c,
+  void (*few)(Index blocks, const ActivationChunk* const* rows, int m, const char* w, Index row_bytes, Index n, float* c,
               Index ldc, const char* next);
   // n <= nr weight rows to a panel, see panel_bytes(); rows past n hold anything.
   void (*pack)(Index blocks, const char* w, Index row_bytes, int n, char* panel);
-  // c[m, n] for m <= mr rows.
-  void (*tile)(Index blocks, const Activations* const* rows, int m, const char* panel, float* c, Index ldc, int n,
-               FetchAhead ahead);
+  // c[m, n] for m <= mr rows: the chains [first, last), added to c unless first is 0. A few chains of a panel at a time
+  // stay in the nearest cache for all rows.
+  void (*tile)(Index blocks, int first, int last, const ActivationBlock* const* rows, int m, const char* panel, float* c,
+               Index ldc, int n, FetchAhead ahead);
 };
 
 struct QuantKernels {
   const char* name;
   int mr, nr;
-  void (*quantize)(Index k, const float* x, Activations* row);  // k a multiple of 32; NaN and infinity give scale NaN
+  // k is a multiple of 32; either form may be null. NaN and infinity give scale NaN.
+  void (*quantize)(Index k, const float* x, ActivationChunk* chunks, ActivationBlock* blocks);
   QuantType type[kQuantTypes];
   void (*widen_f16)(Index n, const std::uint16_t* x, float* y);
   double (*peak)(Index rounds, float* sink);  // as KernelTable::peak_f32, for products of 8-bit integers

@@ -109,10 +109,13 @@ struct Simd {
   static I dot(I sum, B u, B s) { return {dot(sum.a, u.a, s.a), dot(sum.b, u.b, s.b)}; }
   static I sum_quarters(I a, I b, I c, I d) { return {sum_quarters(a.a, b.a, c.a, d.a), sum_quarters(a.b, b.b, c.b, d.b)}; }
 
-  static void interleave(const std::uint8_t* from, Index stride, std::uint8_t* to, Index step) {
-    for (int u = 0; u < 4; ++u)
-      for (int i = 0; i < 16; ++i) __builtin_memcpy(to + u * step + 4 * i, from + i * stride + 4 * u, 4);
+  static void interleave(const std::uint8_t* const* row, Index at, B* u) {
+    alignas(32) std::uint8_t all[4][64];
+    for (int i = 0; i < 16; ++i)
+      for (int j = 0; j < 4; ++j) __builtin_memcpy(all[j] + 4 * i, row[i] + at + 4 * j, 4);
+    for (int j = 0; j < 4; ++j) u[j] = load_bytes(all[j]);
   }
+  static B four_bits(I lanes, int first) { return {four_bits(lanes.a, first), four_bits(lanes.b, first)}; }
   static void transpose(const float (*m)[16], F* out) {
     float line[16];
     for (int j = 0; j < 16; ++j) {
@@ -135,6 +138,13 @@ struct Simd {
     const __m256i one = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201));
     const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits)), which);
     return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(bytes, one), one), _mm256_set1_epi8(16));
+  }
+  static __m256i four_bits(__m256i lanes, int first) {
+    const __m256i lane = _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
+    const __m256i byte = _mm256_add_epi8(_mm256_set1_epi32(0x01010101 * (first / 8)), lane);
+    const __m256i bit = _mm256_set1_epi32(first % 8 == 0 ? 0x08040201 : static_cast<int>(0x80402010));
+    const __m256i there = _mm256_and_si256(_mm256_shuffle_epi8(lanes, byte), bit);
+    return _mm256_and_si256(_mm256_cmpeq_epi8(there, bit), _mm256_set1_epi8(16));
   }
   // By way of 16-bit products: the instruction for bytes would saturate.
   static __m256i dot(__m256i sum, __m256i u, __m256i s) {

@@ -170,9 +170,12 @@ struct Simd {
       return x[0] + x[1] + x[2] + x[3];
     });
   }
-  static void interleave(const std::uint8_t* from, Index stride, std::uint8_t* to, Index step) {
-    for (int u = 0; u < 4; ++u)
-      for (int i = 0; i < 16; ++i) __builtin_memcpy(to + u * step + 4 * i, from + i * stride + 4 * u, 4);
+  static void interleave(const std::uint8_t* const* row, Index at, B* u) {
+    for (int j = 0; j < 4; ++j)
+      for (int i = 0; i < 16; ++i) __builtin_memcpy(u[j].b + 4 * i, row[i] + at + 4 * j, 4);
+  }
+  static B four_bits(B lanes, int first) {
+    return bytes([&](int i) { return (lanes.b[i / 4 * 4 + first / 8] >> (first % 8 + i % 4) & 1) * 16; });
   }
   static void transpose(const float (*m)[16], F* out) {
     for (int j = 0; j < 16; ++j) out[j] = floats([=](int i) { return m[i][j]; });
