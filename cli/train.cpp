@@ -114,11 +114,12 @@ void run(const TrainFlags& flags) {
   if (setup.resumed) {
     trainer.load_state(*setup.resumed);
     state = train::load_run_state(*setup.resumed);
-    print_note(fmt::format("resuming after {} steps from {}", trainer.steps_done(), setup.resumed->string()));
   }
   if (trainer.steps_done() >= setup.options.steps)
     fail(ErrorCode::kInvalidArgument, "{} has its {} steps already; give more --steps to go on", flags.out,
          trainer.steps_done());
+  if (setup.resumed)
+    print_note(fmt::format("resuming after {} steps from {}", trainer.steps_done(), setup.resumed->string()));
   const ParameterCount count = count_parameters(setup.config);
   print_note(fmt::format("{} parameters, {} of them for one token, {} trained in {}; {} tokens a step",
                          human_count(static_cast<double>(count.total)), human_count(static_cast<double>(count.activated)),
