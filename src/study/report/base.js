@@ -10,7 +10,7 @@ function el(tag, attributes, ...children) {
     else if (name.startsWith('on')) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? '' : value);
   }
-  node.append(...children.flat().filter((c) => c !== null && c !== undefined));
+  node.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined));
   return node;
 }
 const byId = (id) => document.getElementById(id);
@@ -49,7 +49,9 @@ const hue = (expert) => (expert * 137.508 + 205) % 360;
 const expertColour = (expert, strength) => `hsl(${hue(expert).toFixed(1)} 72% ${darkQuery.matches ? 55 : 52}% / ${strength.toFixed(3)})`;
 
 const tip = byId('tip');
+let shownAt = 0;  // scrolling to an item is heard after its tip was shown, and must not hide it
 function showTip(content, box) {
+  shownAt = performance.now();
   tip.replaceChildren(...content);
   tip.hidden = false;
   const size = tip.getBoundingClientRect(), gap = 10;
@@ -59,7 +61,7 @@ function showTip(content, box) {
   tip.style.left = Math.min(Math.max(box.left + box.width / 2 - size.width / 2, 6), innerWidth - size.width - 6) + 'px';
 }
 const hideTip = () => { tip.hidden = true; };
-addEventListener('scroll', hideTip, { passive: true });
+addEventListener('scroll', () => { if (performance.now() - shownAt > 300) hideTip(); }, { passive: true, capture: true });
 addEventListener('keydown', (e) => { if (e.key === 'Escape') hideTip(); });
 
 // Items of a container that the pointer and the arrow keys can both visit. `columns`: how far up and down go; 0: not at all.
@@ -72,7 +74,7 @@ function explorable(container, items, columns, describe, choose) {
     items[i].classList.add('at');
     items[i].id ||= container.id + '-' + i;
     container.setAttribute('aria-activedescendant', items[i].id);
-    items[i].scrollIntoView({ block: 'nearest', inline: 'nearest' });
+    items[i].scrollIntoView({ block: 'nearest', inline: 'nearest', behavior: 'instant' });
     showTip(describe(i), items[i].getBoundingClientRect());
   };
   const index = new Map(items.map((item, i) => [item, i]));
