@@ -38,8 +38,8 @@ MixedRows::MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedF
   });
 }
 
-Index mixed_columns_per_task(const Context& ctx, Index n) {
-  const Index panel = kernels().quant->nr, wanted = n / (16 * ctx.threads());
+Index mixed_columns_per_task(const Context& ctx, Index n, Index rows) {
+  const Index panel = kernels().quant->nr, wanted = n / ((rows <= kQuantFewRows ? 16 : 4) * ctx.threads());
   return std::clamp<Index>(wanted / panel * panel, panel, 256);
 }
 
