@@ -36,7 +36,18 @@ TEST(BenchLayer, SkewsTheRouting) {
   EXPECT_EQ(run_program(small_layer({"--tokens", "400"})).json()["results"][0]["empty_experts"], 0);
 }
 
+TEST(BenchLayer, QuantizedWeights) {
+  for (const char* dtype : {"q8_0", "q4_k"}) {
+    const ProgramResult r = run_program({"bench", "layer", "--hidden-size", "256", "--expert-size", "128", "--experts", "8",
+                                         "--repeat", "1", "--json", "--tokens", "1,20", "--dtype", dtype});
+    ASSERT_EQ(r.status, 0) << r.err;
+    EXPECT_EQ(r.json()["dtype"], dtype);
+    EXPECT_LT(r.json()["error_against_reference"].get<double>(), 1e-3);
+  }
+}
+
 TEST(BenchLayer, RefusesWhatMakesNoSense) {
+  EXPECT_EQ(run_program(small_layer({"--dtype", "q4_0", "--backward"})).status, 2);
   EXPECT_EQ(run_program(small_layer({"--skew", "--experts", "13"})).status, 2);
   EXPECT_EQ(run_program(small_layer({"--path", "mma"})).status, 2);
   EXPECT_EQ(run_program(small_layer({"--tokens", "0"})).status, 2);

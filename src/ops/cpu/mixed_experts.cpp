@@ -56,7 +56,7 @@ void experts_gate_up_mixed(Context& ctx, const ExpertWeights& w, const ExpertRow
   Index numbers = 0, most_cols = 0;
   for (std::size_t e = 0; e < w.forms.size(); ++e) {
     h_at.push_back(numbers);
-    const Index width = w.forms[e].width, cols = mixed_columns_per_task(ctx, width * 4);
+    const Index width = w.forms[e].width, cols = mixed_columns_per_task(ctx, width, rows.offset[e + 1] - rows.offset[e]);
     most_cols = std::max(most_cols, cols);
     numbers += (rows.offset[e + 1] - rows.offset[e]) * width;
     each_piece(rows.offset[e], rows.offset[e + 1], [&](Index row, Index count) {
@@ -108,14 +108,15 @@ void experts_down_combine_mixed(Context& ctx, const ExpertWeights& w, const Expe
     widest = std::max(widest, width);
     e = end;
   }
-  const Index cols = std::min<Index>(64, mixed_columns_per_task(ctx, model));
+  const Index cols = mixed_columns_per_task(ctx, model, rows.tokens);
+  const Index block_size = std::max(kQuantFewRows * cols, kMixedRows * kt.quant->nr);
   float* const sum = y.data<float>();
   // One task owns a block of columns of all tokens, so it may add to them without any lock and always in the same order.
   each_block(ctx, model, cols, [&](Index col, Index last, int worker) {
-    const Index here = last - col;
+    const Index width = last - col;
     for (Index t = 0; t < rows.tokens; ++t)
-      std::memset(sum + t * model + col, 0, static_cast<std::size_t>(here) * sizeof(float));
-    MixedProduct product(ctx, worker, widest, kMixedRows * here);
+      std::memset(sum + t * model + col, 0, static_cast<std::size_t>(width) * sizeof(float));
+    MixedProduct product(ctx, worker, widest, block_size);
     float* const block = product.extra();
     for (std::size_t e = 0; e < w.forms.size(); ++e) {
       std::size_t next = e + 1;
@@ -124,10 +125,21 @@ void experts_down_combine_mixed(Context& ctx, const ExpertWeights& w, const Expe
       const Group& group = groups[group_of[e]];
       const MixedMatrix down = mixed(w.down[e], w.forms[e].down);
       each_piece(rows.offset[e], rows.offset[e + 1], [&](Index row, Index count) {
-        product.run(group.rows, nullptr, row - rows.offset[group.first], count, down, col, here, block, here, after);
-        for (Index r = 0; r < count; ++r) {
-          const auto i = static_cast<std::size_t>(row + r);
-          kt.add_scaled(here, rows.weight[i], block + r * here, sum + rows.token[i] * model + col);
+        const Index step = columns_at_a_time(count, width);
+        for (Index c = col; c < last; c += step) {
+          const Index here = std::min(step, last - c);
+          // Sums of different tokens lie a power of two apart, which few places of a cache can hold.
+          for (Index r = 0; r < count; ++r) {
+            const char* const line =
+                reinterpret_cast<const char*>(sum + rows.token[static_cast<std::size_t>(row + r)] * model + c);
+            for (Index at = 0; at < here * 4; at += 64) __builtin_prefetch(line + at, 1, 2);
+          }
+          product.run(group.rows, nullptr, row - rows.offset[group.first], count, down, c, here, block, here,
+                      c + here < last ? down.row(c + here) : after);
+          for (Index r = 0; r < count; ++r) {
+            const auto i = static_cast<std::size_t>(row + r);
+            kt.add_scaled(here, rows.weight[i], block + r * here, sum + rows.token[i] * model + c);
+          }
         }
       });
     }

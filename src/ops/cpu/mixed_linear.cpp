@@ -14,7 +14,7 @@ void linear_mixed(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y) {
                        is_quantized(w.dtype()) && tokens > kQuantFewRows};
   const MixedRows rows(ctx, x.data<float>(), tokens, k, use);
   const MixedMatrix matrix{static_cast<const char*>(w.raw()), w.dtype(), static_cast<Index>(row_bytes(w.dtype(), k))};
-  const Index cols = mixed_columns_per_task(ctx, n), col_blocks = (n + cols - 1) / cols;
+  const Index cols = mixed_columns_per_task(ctx, n, tokens), col_blocks = (n + cols - 1) / cols;
   float* const out = y.data<float>();
   ctx.pool().run(row_blocks * col_blocks, [&](Index task, int worker) {
     const Index row = task / col_blocks * kMixedRows, col = task % col_blocks * cols;

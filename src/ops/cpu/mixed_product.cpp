@@ -38,8 +38,8 @@ MixedRows::MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedF
   });
 }
 
-Index mixed_columns_per_task(const Context& ctx, Index n) {
-  const Index panel = kernels().quant->nr, wanted = n / (16 * ctx.threads());
+Index mixed_columns_per_task(const Context& ctx, Index n, Index rows) {
+  const Index panel = kernels().quant->nr, wanted = n / ((rows <= kQuantFewRows ? 16 : 4) * ctx.threads());
   return std::clamp<Index>(wanted / panel * panel, panel, 256);
 }
 
@@ -85,14 +85,15 @@ void MixedProduct::many(const ActivationBlock* const* rows, Index m, Index block
     const int width = static_cast<int>(std::min<Index>(q.nr, n - j));
     type.pack(blocks, w.row(col + j), w.row_bytes, width, memory_);
     const char* const next_panel = j + q.nr < n ? w.row(col + j + q.nr) : next;
-    FetchAhead ahead{next_panel, next_panel + bytes, next_panel ? static_cast<int>(per_block) : 0};
+    FetchAhead ahead;
+    if (next_panel) ahead = {next_panel, next_panel + bytes, static_cast<int>(per_block)};
     for (Index first = 0; first < kQuantChains; first += chains) {
       const Index last = std::min(first + chains, kQuantChains);
       for (Index t = 0; t < tiles; ++t) {
         const Index row = m * t / tiles, end = m * (t + 1) / tiles;
         type.tile(blocks, static_cast<int>(first), static_cast<int>(last), rows + row, static_cast<int>(end - row), memory_,
                   c + row * ldc + j, ldc, width, ahead);
-        ahead.begin += per_block * 64 * (order.entry(last, 0) - order.entry(first, 0));
+        if (next_panel) ahead.begin += per_block * 64 * (order.entry(last, 0) - order.entry(first, 0));
       }
     }
   }

@@ -67,7 +67,8 @@ class MixedProduct {
   char* memory_;
 };
 
-// Columns of a matrix that one task takes: whole panels, and enough tasks for the threads to end together.
-Index mixed_columns_per_task(const Context& ctx, Index n);
+// Columns of a matrix that one task takes: whole panels. Few rows (of any product) are bound by reading weights, and many
+// tasks let the threads end together; with many rows, what is fetched of the rows should serve many columns.
+Index mixed_columns_per_task(const Context& ctx, Index n, Index rows);
 
 }  // namespace dsmoe::cpu
