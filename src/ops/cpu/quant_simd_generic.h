@@ -109,7 +109,9 @@ struct Simd {
   }
   template <bool kOdd>
   static F from_pairs(const std::int8_t* a, const std::int8_t* b) {
-    return floats([=](int i) { return static_cast<float>((i < 8 ? a : b)[2 * (i % 8) + kOdd]); });
+    F r;
+    for (int i = 0; i < 8; ++i) r.f[i] = a[2 * i + kOdd], r.f[8 + i] = b[2 * i + kOdd];
+    return r;
   }
 
   static B load_bytes(const void* p) {
