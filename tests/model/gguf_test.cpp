@@ -226,7 +226,9 @@ TEST_F(GgufModel, EveryParameterComesBackBitForBit) {
     for (const Parameter& p : parameter_list(c)) {
       const bool matrix = p.shape.rank() == 2 && p.kind != ParameterKind::kRouter;
       EXPECT_EQ(plain.at(p).dtype(), DType::kF32);
-      if (matrix && p.kind != ParameterKind::kHead) EXPECT_EQ(stored.at(p).dtype(), dtype) << p.name;
+      if (matrix && p.kind != ParameterKind::kHead) {
+        EXPECT_EQ(stored.at(p).dtype(), dtype) << p.name;
+      }
       std::vector<float> row(static_cast<std::size_t>(p.shape[p.shape.rank() - 1]));
       std::vector<char> bytes(row_bytes(stored.at(p).dtype(), static_cast<Index>(row.size())));
       write_row(stored.at(p).dtype(), {want.at(p).data<float>(), row.size()}, bytes.data());
