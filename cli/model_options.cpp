@@ -6,6 +6,7 @@
 #include <iostream>
 #include <iterator>
 
+#include "cli/progress.h"
 #include "core/fail.h"
 #include "infer/model_files.h"
 #include "io/gguf.h"
@@ -21,6 +22,12 @@ void ModelOptions::add(CLI::App& command) {
   command.add_option("-m,--model", folder, "The model: a Hugging Face folder or a .gguf file")->required();
   command.add_option("--dtype", dtype, "Compute with weights in f32 or bf16; auto: as they are stored, quantized ones included")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}))
+      ->capture_default_str();
+  command
+      .add_option("--load", load_to,
+                  "Read the weights into memory (fastest to compute with), or map the file (starts at once, processes "
+                  "share it); auto: memory where they fit")
+      ->check(CLI::IsMember({"auto", "memory", "map"}))
       ->capture_default_str();
   command.add_option("-t,--threads", threads, "Threads; 0: one per core")->capture_default_str();
 }
@@ -49,7 +56,16 @@ Tokenizer ModelOptions::tokenizer() const {
 
 Transformer ModelOptions::load() const {
   check_folder();
-  return Transformer::load(folder, parse_dtype(dtype));
+  LoadOptions options{load_to == "auto" ? Storage::kAuto : load_to == "map" ? Storage::kMapped : Storage::kMemory};
+  std::optional<Progress> bar;
+  options.progress = [&](std::uint64_t done, std::uint64_t total) {
+    constexpr std::uint64_t kQuick = std::uint64_t{1} << 30;  // read before anyone wonders
+    if (total < kQuick) return;
+    if (!bar) bar.emplace("loading", static_cast<std::int64_t>(total >> 20), "MiB");
+    bar->update(static_cast<std::int64_t>(done >> 20));
+    if (done == total) bar->finish();
+  };
+  return Transformer::load(folder, parse_dtype(dtype), options);
 }
 
 SessionOptions ModelOptions::session() const { return {.context = context, .cache_dtype = parse_dtype(cache_dtype)}; }

@@ -14,6 +14,7 @@ namespace dsmoe::cli {
 struct ModelOptions {
   std::string folder;                // or a GGUF file
   std::string dtype = "auto";        // of the weights in memory
+  std::string load_to = "auto";      // where weights are that are used as stored
   std::string cache_dtype = "auto";  // of the keys and values
   Index context = 0;
   int threads = 0;

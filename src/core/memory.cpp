@@ -31,12 +31,12 @@ std::size_t block_size(std::size_t bytes) {
 }
 
 void* from_system(std::size_t size) {
-  const bool large = size >= 2 * kHugePage;
+  const bool large = size >= kHugePage;
   const std::size_t alignment = large ? kHugePage : kAlignment;
   const std::size_t whole = (size + alignment - 1) / alignment * alignment;
   void* memory = std::aligned_alloc(alignment, whole);
   if (memory == nullptr) throw std::bad_alloc();
-  if (large) madvise(memory, whole, MADV_HUGEPAGE);  // a wish: no error when it cannot be met
+  if (large) madvise(memory, size / kHugePage * kHugePage, MADV_HUGEPAGE);  // a wish: no error when it cannot be met
   return memory;
 }
 

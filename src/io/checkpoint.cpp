@@ -1,5 +1,6 @@
 #include "io/checkpoint.h"
 
+#include <algorithm>
 #include <set>
 #include <unordered_set>
 #include <utility>
@@ -105,6 +106,16 @@ const SafetensorsFile& Checkpoint::file_of(std::string_view name) const {
   const auto it = file_of_.find(name);
   if (it == file_of_.end()) fail(ErrorCode::kFormat, "{}: there is no tensor {}", path_, in_quotes(name));
   return files_[it->second];
+}
+
+void Checkpoint::read_into_memory(const MappedFile::Progress& progress) {
+  std::uint64_t before = 0;
+  for (SafetensorsFile& file : files_) {
+    file.read_into_memory([&](std::uint64_t done, std::uint64_t) {
+      if (progress) progress(before + std::min(done, file.data_bytes()), total_bytes());
+    });
+    before += file.data_bytes();
+  }
 }
 
 std::uint64_t Checkpoint::total_bytes() const {

@@ -41,6 +41,8 @@ class Checkpoint {
   Tensor tensor(std::string_view name) const { return file_of(name).tensor(name); }
   void advise(std::string_view name, Advice advice) const { file_of(name).advise(name, advice); }
 
+  void read_into_memory(const MappedFile::Progress& progress = {});  // all files, as SafetensorsFile's
+
   // The tensor, which must have this shape and one of these dtypes.
   Tensor expect(std::string_view name, std::span<const DType> dtypes, const Shape& shape) const;
   Tensor expect(std::string_view name, std::initializer_list<DType> dtypes, const Shape& shape) const {

@@ -168,6 +168,13 @@ GgufFile GgufFile::open(const std::filesystem::path& path) {
   return file;
 }
 
+void GgufFile::read_into_memory(const MappedFile::Progress& progress) {
+  if (!map_) return;
+  map_ = map_->in_memory(progress);
+  keep_alive_ = map_;
+  data_ = map_->bytes().subspan(data_begin_);
+}
+
 GgufFile GgufFile::from_memory(std::span<const std::byte> bytes, std::string name, std::shared_ptr<const void> keep_alive) {
   Cursor cursor(bytes, 0, name);
   if (bytes.size() < kMagic.size() || std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0)

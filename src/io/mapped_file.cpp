@@ -6,12 +6,64 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #include "core/fail.h"
+#include "core/memory.h"
 
 namespace dsmoe::io {
+
+namespace {
+
+// Reads a file in pieces, by several threads: they mostly wait, for the disk, or copy from the system's cache.
+class ParallelReader {
+ public:
+  ParallelReader(int fd, std::byte* to, std::uint64_t size) : fd_(fd), to_(to), size_(size) {}
+
+  // What errno says of the first failure; 0 when all was read, -1 when the file is shorter.
+  int run(const MappedFile::Progress& progress) {
+    std::vector<std::jthread> readers;
+    for (int i = 1; i < kThreads; ++i) readers.emplace_back([this] { read_pieces({}); });
+    read_pieces(progress);
+    readers.clear();  // joined
+    if (progress && error_ == 0) progress(size_, size_);
+    return error_;
+  }
+
+ private:
+  static constexpr int kThreads = 8;
+  static constexpr std::uint64_t kPiece = std::uint64_t{8} << 20;
+
+  void read_pieces(const MappedFile::Progress& progress) {
+    while (error_ == 0) {
+      const std::uint64_t begin = next_.fetch_add(kPiece), end = std::min(begin + kPiece, size_);
+      if (begin >= size_) return;
+      for (std::uint64_t at = begin; at < end;) {
+        const ssize_t n = ::pread(fd_, to_ + at, end - at, static_cast<off_t>(at));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) {
+          error_ = n < 0 ? errno : -1;
+          return;
+        }
+        at += static_cast<std::uint64_t>(n);
+      }
+      const std::uint64_t done = done_.fetch_add(end - begin) + end - begin;
+      if (progress) progress(done, size_);
+    }
+  }
+
+  const int fd_;
+  std::byte* const to_;
+  const std::uint64_t size_;
+  std::atomic<std::uint64_t> next_ = 0, done_ = 0;
+  std::atomic<int> error_ = 0;
+};
+
+}  // namespace
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
   // O_NONBLOCK: opening a pipe by mistake is refused below instead of waiting for its writer.
@@ -43,11 +95,34 @@ bool MappedFile::replaced() const {
   return ::stat(path_.c_str(), &status) != 0 || status.st_dev != device_ || status.st_ino != inode_;
 }
 
+std::shared_ptr<const MappedFile> MappedFile::in_memory(const Progress& progress) const {
+  const std::shared_ptr<MappedFile> file(new MappedFile);
+  file->path_ = path_;
+  file->size_ = size_;
+  file->device_ = device_;
+  file->inode_ = inode_;
+  if (size_ == 0) return file;
+  file->own_memory_ = allocate_memory(size_);
+  auto* const to = static_cast<std::byte*>(file->own_memory_.get());
+  file->data_ = to;
+  const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) fail(ErrorCode::kIo, "{}: cannot open: {}", path_.string(), std::strerror(errno));
+  struct stat status {};
+  const bool same = ::fstat(fd, &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
+  const int error = same ? ParallelReader(fd, to, size_).run(progress) : -1;
+  ::close(fd);
+  if (error == -1)
+    fail(ErrorCode::kIo, "{}: another file took its place while it was being read; try again", path_.string());
+  if (error != 0) fail(ErrorCode::kIo, "{}: cannot read: {}", path_.string(), std::strerror(error));
+  return file;
+}
+
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ != nullptr && !own_memory_) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 void MappedFile::advise(Advice advice, std::size_t offset, std::size_t count) const {
+  if (own_memory_) return;
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   std::size_t begin = std::min(offset, size_);
   std::size_t end = begin + std::min(count, size_ - begin);

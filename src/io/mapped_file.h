@@ -1,9 +1,11 @@
-// A file mapped read-only into memory. Tensors hold the shared pointer, so the map lives as long as they do.
+// The bytes of a file, read-only: mapped, or read into memory. Tensors hold the shared pointer, so the bytes live as long
+// as they do.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -31,7 +33,14 @@ class MappedFile {
 
   bool replaced() const;  // path() is now another file, or none
 
-  // Hints for the operating system; never an error. kDontNeed keeps pages that are only partly in the range.
+  // The same bytes in memory of the process's own, in large pages where the system has them. The pages of a mapped file
+  // are small and lie anywhere, which costs a reader of many weights up to a third of the memory's speed
+  // (docs/design/quantized-cpu.md). Throws when the file was replaced or cannot be read.
+  using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
+  std::shared_ptr<const MappedFile> in_memory(const Progress& progress = {}) const;
+
+  // Hints for the operating system about a mapped file; never an error. kDontNeed keeps pages that are only partly in the
+  // range.
   void advise(Advice advice, std::size_t offset, std::size_t count) const;
   void advise(Advice advice) const { advise(advice, 0, size_); }
 
@@ -42,7 +51,8 @@ class MappedFile {
   const std::byte* data_ = nullptr;
   std::size_t size_ = 0;
   std::uint64_t device_ = 0;
-  std::uint64_t inode_ = 0;  // not used again for another file while this one is mapped
+  std::uint64_t inode_ = 0;           // not used again for another file while this one is mapped
+  std::shared_ptr<void> own_memory_;  // of in_memory(); else data_ is the map
 };
 
 // Takes a file's pages out of the system's cache, so that the next reader finds it as after a restart. Pages that are

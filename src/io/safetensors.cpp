@@ -17,6 +17,13 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   return file;
 }
 
+void SafetensorsFile::read_into_memory(const MappedFile::Progress& progress) {
+  if (!map_) return;
+  map_ = map_->in_memory(progress);
+  keep_alive_ = map_;
+  data_ = map_->bytes().subspan(data_begin_);
+}
+
 SafetensorsFile SafetensorsFile::from_memory(std::span<const std::byte> bytes, std::string name,
                                              std::shared_ptr<const void> keep_alive) {
   constexpr std::size_t kLengthBytes = 8;

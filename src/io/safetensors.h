@@ -37,6 +37,9 @@ class SafetensorsFile {
   const Metadata& metadata() const { return metadata_; }
   std::uint64_t data_bytes() const { return data_.size(); }
 
+  // From now on tensors are views of a copy in memory, which is read here (MappedFile::in_memory).
+  void read_into_memory(const MappedFile::Progress& progress = {});
+
   // A read-only view of the file. A copy when the bytes are not aligned for the type.
   Tensor tensor(std::string_view name) const;
   void advise(std::string_view name, Advice advice) const;  // a hint for one tensor's bytes; never an error

@@ -71,10 +71,13 @@ Tensor gguf_parameter(const io::GgufFile& file, const GgufTensor& t, std::size_t
   return tensor.rows(expert, expert + 1).reshape({t.shape[1], t.shape[2]});
 }
 
-ModelWeights load_gguf_weights(const io::GgufFile& file, const ModelConfig& config, std::optional<DType> dtype) {
+ModelWeights load_gguf_weights(io::GgufFile file, const ModelConfig& config, std::optional<DType> dtype,
+                               const LoadOptions& options) {
   const std::vector<Parameter> parameters = parameter_list(config);
   const std::vector<GgufTensor> layout = gguf_layout(config, parameters);
   check_names(file, layout);
+  // Not for weights that are converted: they get memory of their own.
+  if (!dtype && read_into_memory(options.storage, file.file_bytes())) file.read_into_memory(options.progress);
   const DType compute = dtype.value_or(gguf_compute_dtype(file));
   ModelWeights w = empty_weights(config);
   for (const GgufTensor& t : layout) {

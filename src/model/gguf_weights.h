@@ -9,10 +9,11 @@
 
 namespace dsmoe {
 
-// Tensors stay in the mapped file, quantized and f16 ones as they are, experts as slices of the stacked ones. Copied are
+// Tensors stay where the options say, quantized and f16 ones as they are, experts as slices of the stacked ones. Copied are
 // the query and key projections, whose rows are put back into a checkpoint's order.
 // With a dtype everything is converted to it. Missing, unexpected, misshaped and mistyped tensors are refused by name.
-ModelWeights load_gguf_weights(const io::GgufFile& file, const ModelConfig& config, std::optional<DType> dtype = {});
+ModelWeights load_gguf_weights(io::GgufFile file, const ModelConfig& config, std::optional<DType> dtype = {},
+                               const LoadOptions& options = {});
 
 // One parameter as it is stored, rows in a checkpoint's order. `number` is its place in tensor.parameters.
 Tensor gguf_parameter(const io::GgufFile& file, const GgufTensor& tensor, std::size_t number);

@@ -39,15 +39,15 @@ Transformer::Transformer(ModelConfig config, ModelWeights weights)
 Transformer::~Transformer() = default;
 Transformer::Transformer(Transformer&&) noexcept = default;
 
-Transformer Transformer::load(const std::filesystem::path& folder, std::optional<DType> dtype) {
+Transformer Transformer::load(const std::filesystem::path& folder, std::optional<DType> dtype, const LoadOptions& options) {
   if (io::GgufFile::is_gguf(folder)) {
-    const io::GgufFile file = io::GgufFile::open(folder);
+    io::GgufFile file = io::GgufFile::open(folder);
     ModelConfig config = config_from_gguf(file);
-    ModelWeights weights = load_gguf_weights(file, config, dtype);
+    ModelWeights weights = load_gguf_weights(std::move(file), config, dtype, options);
     return Transformer(std::move(config), std::move(weights));
   }
   ModelConfig config = ModelConfig::load(folder);
-  ModelWeights weights = load_weights(folder, config, dtype ? *dtype : natural_dtype(folder));
+  ModelWeights weights = load_weights(folder, config, dtype ? *dtype : natural_dtype(folder), options);
   return Transformer(std::move(config), std::move(weights));
 }
 

@@ -33,7 +33,8 @@ class Transformer {
   ~Transformer();
   Transformer(Transformer&&) noexcept;
   // A Hugging Face folder or a GGUF file. Without a dtype, as the weights are stored, quantized ones included.
-  static Transformer load(const std::filesystem::path& folder, std::optional<DType> dtype = {});
+  static Transformer load(const std::filesystem::path& folder, std::optional<DType> dtype = {},
+                          const LoadOptions& options = {.storage = Storage::kAuto});
 
   const ModelConfig& config() const { return *config_; }
   ModelWeights& weights() { return *weights_; }

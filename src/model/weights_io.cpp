@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 
+#include "core/available_memory.h"
 #include "core/fail.h"
 #include "core/random.h"
 #include "core/threads.h"
@@ -15,15 +16,25 @@
 
 namespace dsmoe {
 
-ModelWeights load_weights(const std::filesystem::path& path, const ModelConfig& config, DType dtype) {
-  if (io::GgufFile::is_gguf(path)) return load_gguf_weights(io::GgufFile::open(path), config, dtype);
-  const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+bool read_into_memory(Storage storage, std::uint64_t bytes) {
+  constexpr std::uint64_t kMargin = std::uint64_t{1} << 30;  // for activations, and for others
+  return storage == Storage::kMemory || (storage == Storage::kAuto && bytes + kMargin <= available_memory());
+}
+
+ModelWeights load_weights(const std::filesystem::path& path, const ModelConfig& config, DType dtype,
+                          const LoadOptions& options) {
+  if (io::GgufFile::is_gguf(path)) return load_gguf_weights(io::GgufFile::open(path), config, dtype, options);
+  io::Checkpoint checkpoint = io::Checkpoint::open(path);
   const std::vector<Parameter> parameters = parameter_list(config);
   std::vector<std::string> names;
   for (const Parameter& p : parameters) names.push_back(p.name);
   if (config.tie_word_embeddings && checkpoint.contains("lm_head.weight")) names.push_back("lm_head.weight");
   const io::NameDifference difference = checkpoint.missing_and_extra(names);
   if (!difference.empty()) throw Error(ErrorCode::kFormat, difference.message());
+  // Not for weights that are converted: they get memory of their own.
+  const bool as_stored = checkpoint.info(parameters.front().name).dtype == io::dtype_in_file(dtype);
+  if (as_stored && read_into_memory(options.storage, checkpoint.total_bytes()))
+    checkpoint.read_into_memory(options.progress);
 
   ModelWeights w = empty_weights(config);
   for (const Parameter& p : parameters)

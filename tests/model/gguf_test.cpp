@@ -262,14 +262,46 @@ TEST_F(GgufModel, TheSameLogitsAsFromAFolder) {
     const auto folder = dir_ / fmt::format("folder-{}", to_string(dtype));
     save_model(
         folder, c, dtype, [&](const Parameter& p, std::size_t) { return w.at(p); }, 1 << 30);
-    const auto logits = [&](const std::filesystem::path& path) {
-      const Transformer model = Transformer::load(path);
+    const auto logits = [&](const std::filesystem::path& path, Storage storage) {
+      const Transformer model = Transformer::load(path, {}, {storage});
       EXPECT_EQ(model.dtype(), dtype);
       KvCache cache(model.config(), 16, dtype);
       return model.forward(ctx_, ids, cache, 9);
     };
-    EXPECT_TRUE(test::same_bits(logits(write(c, to_string(dtype), &w)), logits(folder)));
+    const Tensor want = logits(folder, Storage::kMapped);
+    const auto file = write(c, to_string(dtype), &w);
+    EXPECT_TRUE(test::same_bits(logits(file, Storage::kMapped), want));
+    for (const auto& path : {folder, file})
+      for (const Storage storage : {Storage::kMemory, Storage::kAuto})
+        EXPECT_TRUE(test::same_bits(logits(path, storage), want)) << path;
   }
+}
+
+// What is in memory does not change with the file.
+TEST_F(GgufModel, StorageIsWhereItWasAskedFor) {
+  const ModelConfig c = small();
+  ModelWeights w = random_weights(c, 5, DType::kF32, ctx_);
+  for (const Storage storage : {Storage::kMapped, Storage::kMemory}) {
+    const auto path = write(c, "f32", &w);
+    std::uint64_t read = 0;
+    Transformer model = Transformer::load(path, {}, {storage, [&](std::uint64_t done, std::uint64_t) { read = done; }});
+    EXPECT_EQ(read, storage == Storage::kMemory ? std::filesystem::file_size(path) : 0u);
+    const Tensor& embedding = model.weights().embedding;
+    const float before = embedding.data<float>()[0];
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);  // in place: a map sees it
+    const std::string zeros(1 << 12, 0);
+    for (auto left = static_cast<std::int64_t>(std::filesystem::file_size(path)); left > 0; left -= 1 << 12)
+      file.write(zeros.data(), std::min<std::int64_t>(left, 1 << 12));
+    file.close();
+    EXPECT_EQ(embedding.data<float>()[0], storage == Storage::kMemory ? before : 0.0f);
+  }
+}
+
+TEST(ReadIntoMemory, WhereThereIsRoom) {
+  EXPECT_TRUE(read_into_memory(Storage::kMemory, std::uint64_t{1} << 60));
+  EXPECT_FALSE(read_into_memory(Storage::kAuto, std::uint64_t{1} << 60));
+  EXPECT_TRUE(read_into_memory(Storage::kAuto, 1)) << "more than a gigabyte must be free for this";
+  EXPECT_FALSE(read_into_memory(Storage::kMapped, 1));
 }
 
 TEST(GgufTypes, MixturesAndRowsThatDoNotFit) {

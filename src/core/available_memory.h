@@ -1,0 +1,19 @@
+// How much memory this process may still take without anything being swapped or killed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace dsmoe {
+
+// What the system has left for new processes, or what this process's control group has left when that is less.
+// 0 when unknown.
+std::uint64_t available_memory();
+
+// Parts of it, for tests: "MemAvailable:  123 kB" in the text of /proc/meminfo, and the limit of a group in which
+// `used` bytes are taken, `cache` of which can be given back. Empty: not said, or no limit.
+std::optional<std::uint64_t> memory_from_meminfo(std::string_view text);
+std::optional<std::uint64_t> memory_from_group(std::string_view max, std::string_view used, std::string_view stat);
+
+}  // namespace dsmoe

@@ -1,0 +1,56 @@
+#include "io/mapped_file.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+
+#include "io/io_test_support.h"
+
+namespace dsmoe::io {
+namespace {
+
+std::string text_of(const MappedFile& file) { return {reinterpret_cast<const char*>(file.bytes().data()), file.size()}; }
+
+TEST(MappedFile, InMemoryAreTheSameBytes) {
+  const TempDir dir;
+  std::string bytes(20'000'001, 0);  // several pieces, the last of odd size
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 2654435761u >> 13);
+  for (const std::size_t size : {bytes.size(), std::size_t{5}, std::size_t{0}}) {
+    write_bytes(dir / "file", bytes.substr(0, size));
+    const auto map = MappedFile::open(dir / "file");
+    std::uint64_t most = 0, total = 0;
+    const auto memory =
+        map->in_memory([&](std::uint64_t done, std::uint64_t all) { most = std::max(most, done), total = all; });
+    EXPECT_TRUE(text_of(*memory) == bytes.substr(0, size));
+    EXPECT_EQ(most, size);
+    EXPECT_EQ(total, size);
+    EXPECT_EQ(memory->path(), map->path());
+  }
+}
+
+TEST(MappedFile, InMemoryStaysWhatItIs) {
+  const TempDir dir;
+  write_bytes(dir / "file", std::string(10000, 'a'));
+  const auto memory = MappedFile::open(dir / "file")->in_memory();
+  memory->advise(Advice::kDontNeed);  // would lose the bytes for good
+  write_bytes(dir / "other", std::string(10000, 'b'));
+  std::filesystem::rename(dir / "other", dir / "file");
+  EXPECT_EQ(text_of(*memory), std::string(10000, 'a'));
+  EXPECT_TRUE(memory->replaced());
+}
+
+TEST(MappedFile, InMemoryOfAFileThatWasReplaced) {
+  const TempDir dir;
+  write_bytes(dir / "file", "old");
+  const auto map = MappedFile::open(dir / "file");
+  write_bytes(dir / "other", "new");
+  std::filesystem::rename(dir / "other", dir / "file");
+  expect_error(ErrorCode::kIo, {"file", "another file took its place", "try again"}, [&] { map->in_memory(); });
+  std::filesystem::remove(dir / "file");
+  expect_error(ErrorCode::kIo, {"file", "cannot open", "No such file"}, [&] { map->in_memory(); });
+}
+
+}  // namespace
+}  // namespace dsmoe::io
