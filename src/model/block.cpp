@@ -15,13 +15,12 @@ namespace {
 // So few that a block's time goes into reading its weights; then it pays that threads fetch while they wait.
 constexpr Index kFewTokens = 4;
 
-void coming_up(Context& ctx, std::initializer_list<const Tensor*> first, std::initializer_list<const Tensor*> then) {
+void coming_up(Context& ctx, std::initializer_list<const Tensor*> tensors) {
   constexpr std::size_t kMost = 512 << 10;  // of a tensor: waits are short, and a cache is small
   std::array<std::span<const std::byte>, ThreadPool::kMaxComing> memory;
   std::size_t n = 0;
-  for (const auto& list : {first, then})
-    for (const Tensor* t : list)
-      if (n < memory.size()) memory[n++] = {static_cast<const std::byte*>(t->raw()), std::min(kMost, t->bytes())};
+  for (const Tensor* t : tensors)
+    if (n < memory.size()) memory[n++] = {static_cast<const std::byte*>(t->raw()), std::min(kMost, t->bytes())};
   ctx.pool().coming_up(std::span(memory).first(n));
 }
 
@@ -42,16 +41,21 @@ void Block::forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache
                     const RoutingOverrides* overrides, std::initializer_list<const Tensor*> then) const {
   const auto layer = static_cast<std::size_t>(layer_);
   const ExpertTensors& mlp = moe_ ? w_.moe.shared : w_.mlp;
-  if (x.dim(0) <= kFewTokens) coming_up(ctx, {&w_.o.weight}, {});
+  const bool few = x.dim(0) <= kFewTokens;
+  const Tensor keys = cache.k[layer].rows(0, cache.length), values = cache.v[layer].rows(0, cache.length);
+  if (few) coming_up(ctx, {&keys, &values, &w_.o.weight});
   ops::add(ctx, attention_forward(ctx, config_, w_, rope, norm(ctx, x, w_.input_norm), cache, layer), x);
-  if (x.dim(0) <= kFewTokens) coming_up(ctx, {&mlp.gate_proj, &mlp.up_proj}, then);
+  if (few) coming_up(ctx, {&w_.moe.gate, &mlp.gate_proj, &mlp.up_proj});
   const Tensor h = norm(ctx, x, w_.post_attention_norm);
   if (moe_) {
     const MoeForward out = moe_->forward(ctx, h, {.overrides = overrides});
     if (probe) probe(layer_, out.routing);
+    if (few) coming_up(ctx, then);
     ops::add(ctx, out.y, x);
   } else {
-    ops::add(ctx, mlp_forward(ctx, w_.mlp, h, nullptr), x);
+    const Tensor y = mlp_forward(ctx, w_.mlp, h, nullptr);
+    if (few) coming_up(ctx, then);
+    ops::add(ctx, y, x);
   }
 }
 

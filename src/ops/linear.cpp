@@ -22,10 +22,10 @@ void linear(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y) {
 }
 
 void linear(Context& ctx, const Tensor& x, std::span<const Projection> projections) {
-  bool any_mixed = false;
+  bool any_mixed = false, all_mixed = true;
   for (const auto& [w, y] : projections) {
     const bool mixed = x.dtype() == DType::kF32 && w->dtype() != DType::kF32;
-    any_mixed = any_mixed || mixed;
+    any_mixed = any_mixed || mixed, all_mixed = all_mixed && mixed;
     if (!mixed) check("linear", x, *w, w->dim(1));
     require(x.rank() == 2 && w->rank() == 2 && x.dim(1) == w->dim(1), "[linear] shapes {} and {} do not fit", x.shape(),
             w->shape());
@@ -35,9 +35,10 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
             to_string(x.dtype()));
   }
   if (ctx.backend() != Backend::kRef && !any_mixed) return cpu::linear(ctx, x, projections);
+  if (ctx.backend() != Backend::kRef && all_mixed) return cpu::linear_mixed(ctx, x, projections);
   for (const Projection& p : projections) {
     if (x.dtype() == DType::kF32 && p.w->dtype() != DType::kF32)
-      ctx.backend() == Backend::kRef ? ref::linear_mixed(x, *p.w, *p.y) : cpu::linear_mixed(ctx, x, *p.w, *p.y);
+      ctx.backend() == Backend::kRef ? ref::linear_mixed(x, *p.w, *p.y) : cpu::linear_mixed(ctx, x, {&p, 1});
     else
       ctx.backend() == Backend::kRef ? ref::linear(x, *p.w, *p.y) : cpu::linear(ctx, x, {&p, 1});
   }

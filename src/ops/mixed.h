@@ -10,6 +10,7 @@
 #include "dsmoe/context.h"
 #include "dsmoe/tensor.h"
 #include "ops/experts.h"
+#include "ops/linear.h"
 
 namespace dsmoe::ops {
 
@@ -23,7 +24,7 @@ void experts_down_combine_mixed(const ExpertWeights& w, const ExpertRows& rows, 
 }  // namespace ref
 
 namespace cpu {
-void linear_mixed(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y);
+void linear_mixed(Context& ctx, const Tensor& x, std::span<const Projection> projections);
 void experts_gate_up_mixed(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& x, Tensor& h);
 void experts_down_combine_mixed(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& h, Tensor& y);
 }  // namespace cpu

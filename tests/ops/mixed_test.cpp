@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "dsmoe/error.h"
+#include "ops/cpu/mixed_product.h"
 #include "ops/embedding.h"
 #include "ops/linear.h"
 #include "support/expect_error.h"
@@ -58,6 +59,43 @@ TEST(OpsMixed, LinearOfARowDoesNotDependOnTheOthersOrTheThreads) {
             << to_string(dtype) << " " << first << " " << count;
       }
   }
+}
+
+TEST(OpsMixed, SeveralProjectionsAreEachAlone) {
+  Context ctx(2);
+  const Index k = 512;
+  const std::vector<Tensor> w = {random_weights(DType::kQ4_0, {70, k}, 1), random_weights(DType::kF16, {33, k}, 2),
+                                 random_weights(DType::kQ6_K, {300, k}, 3)};
+  for (const Index t : {0, 1, 6, 130}) {
+    const Tensor x = random_tensor(DType::kF32, {t, k}, 4);
+    std::vector<Tensor> together;
+    std::vector<ops::Projection> projections;
+    for (const Tensor& m : w) together.emplace_back(DType::kF32, Shape{t, m.dim(0)});
+    for (std::size_t i = 0; i < w.size(); ++i) projections.push_back({&w[i], &together[i]});
+    ops::linear(ctx, x, projections);
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      Tensor alone(DType::kF32, together[i].shape());
+      ops::linear(ctx, x, w[i], alone);
+      EXPECT_TRUE(test::same_bits(together[i], alone)) << t << " " << i;
+    }
+  }
+}
+
+TEST(OpsMixed, CutsCoverAllColumnsAndGetFiner) {
+  for (const bool finer : {false, true})
+    for (const Index n : {0, 1, 15, 16, 100, 2048, 102400})
+      for (const Index cols : {16, 64, 256}) {
+        const std::vector<Index> cuts = cpu::mixed_cuts(n, cols, finer);
+        EXPECT_EQ(cuts.front(), 0);
+        EXPECT_EQ(cuts.back(), n);
+        for (std::size_t i = 1; i < cuts.size(); ++i) {
+          EXPECT_GT(cuts[i], cuts[i - 1]);
+          EXPECT_LE(cuts[i] - cuts[i - 1], cols);
+        }
+        if (n > 16) {
+          EXPECT_LE(cuts.back() - cuts[cuts.size() - 2], finer ? 16 : cols);
+        }
+      }
 }
 
 TEST(OpsMixed, EmbeddingRowsAreTheDequantizedOnes) {

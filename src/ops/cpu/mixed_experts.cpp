@@ -1,4 +1,5 @@
 // The grouped products with f32 rows and matrices in a file's own dtypes, which may differ from matrix to matrix.
+#include <array>
 #include <cstring>
 
 #include "ops/cpu/mixed_product.h"
@@ -40,6 +41,13 @@ RoundedFor rounded_for(const ExpertRows& rows, std::size_t first, std::size_t la
   return use;
 }
 
+std::vector<std::size_t> used_experts(const ExpertRows& rows, std::size_t experts) {
+  std::vector<std::size_t> used;
+  for (std::size_t e = 0; e < experts; ++e)
+    if (rows.offset[e + 1] > rows.offset[e]) used.push_back(e);
+  return used;
+}
+
 // Few rows are read straight through a task's columns; for many, one panel's worth of both matrices is finished at a time.
 Index columns_at_a_time(Index rows, Index cols) {
   return rows <= kQuantFewRows ? cols : std::min<Index>(cols, kernels().quant->nr);
@@ -53,14 +61,18 @@ void experts_gate_up_mixed(Context& ctx, const ExpertWeights& w, const ExpertRow
   const MixedRows in(ctx, x.data<float>(), rows.tokens, w.model_width, rounded_for(rows, 0, w.forms.size(), quantized));
   std::vector<Task> tasks;
   std::vector<Index> h_at;  // where an expert's rows begin in h
-  Index numbers = 0, most_cols = 0;
+  Index numbers = 0, most_cols = 0, all_cols = 0;
+  const std::vector<std::size_t> used = used_experts(rows, w.forms.size());
+  for (const std::size_t e : used) all_cols += w.forms[e].width;
   for (std::size_t e = 0; e < w.forms.size(); ++e) {
     h_at.push_back(numbers);
-    const Index width = w.forms[e].width, cols = mixed_columns_per_task(ctx, width, rows.offset[e + 1] - rows.offset[e]);
+    const Index count = rows.offset[e + 1] - rows.offset[e], width = w.forms[e].width;
+    const Index cols = mixed_columns_per_task(ctx, count <= kQuantFewRows ? all_cols : width, count);
     most_cols = std::max(most_cols, cols);
-    numbers += (rows.offset[e + 1] - rows.offset[e]) * width;
-    each_piece(rows.offset[e], rows.offset[e + 1], [&](Index row, Index count) {
-      for (Index c = 0; c < width; c += cols) tasks.push_back({e, row, count, c, std::min(cols, width - c)});
+    numbers += count * width;
+    const std::vector<Index> cuts = mixed_cuts(width, cols, count > 0 && count <= kQuantFewRows && e == used.back());
+    each_piece(rows.offset[e], rows.offset[e + 1], [&](Index row, Index here) {
+      for (std::size_t c = 0; c + 1 < cuts.size(); ++c) tasks.push_back({e, row, here, cuts[c], cuts[c + 1] - cuts[c]});
     });
   }
   float* const out = h.data<float>();
@@ -72,10 +84,17 @@ void experts_gate_up_mixed(Context& ctx, const ExpertWeights& w, const ExpertRow
     MixedProduct product(ctx, worker, w.model_width, 2 * block);
     float *const g = product.extra(), *const u = g + block;
     const std::int32_t* const token = rows.token.data() + t.row;
-    const Index step = columns_at_a_time(t.rows, t.cols);
-    for (Index c = t.col; c < t.col + t.cols; c += step) {
-      const Index here = std::min(step, t.col + t.cols - c);
-      const char* const after = c + here < form.width ? gate.row(c + here) : nullptr;
+    const Index step = columns_at_a_time(t.rows, t.cols), last = t.col + t.cols;
+    // Threads take tasks in turns, so this one's next is likely the one that lies ctx.threads() further on.
+    const auto next = static_cast<std::size_t>(i + ctx.threads());
+    const char* after_task = nullptr;
+    if (next < tasks.size()) {
+      const Task& n = tasks[next];
+      after_task = mixed(w.gate[n.expert], w.forms[n.expert].gate).row(n.col);
+    }
+    for (Index c = t.col; c < last; c += step) {
+      const Index here = std::min(step, last - c);
+      const char* const after = c + here < last ? gate.row(c + here) : after_task;
       product.run(in, token, 0, t.rows, gate, c, here, g, here, up.row(c));
       product.run(in, token, 0, t.rows, up, c, here, u, here, after);
       for (Index r = 0; r < t.rows; ++r)
@@ -93,6 +112,17 @@ void experts_down_combine_mixed(Context& ctx, const ExpertWeights& w, const Expe
     std::size_t first;  // expert
     MixedRows rows;
   };
+  const std::vector<std::size_t> used = used_experts(rows, w.forms.size());
+  const Index cols = mixed_columns_per_task(ctx, model, rows.tokens);
+  if (rows.tokens <= kQuantFewRows) {  // the first columns, while this thread rounds the rows
+    std::array<std::span<const std::byte>, ThreadPool::kMaxComing> coming;
+    const std::size_t n = std::min(coming.size(), used.size());
+    for (std::size_t u = 0; u < n; ++u) {
+      const MixedMatrix down = mixed(w.down[used[u]], w.forms[used[u]].down);
+      coming[u] = {reinterpret_cast<const std::byte*>(down.data), static_cast<std::size_t>(2 * cols * down.row_bytes)};
+    }
+    ctx.pool().coming_up(std::span(coming).first(n));
+  }
   std::vector<Group> groups;
   std::vector<std::size_t> group_of;
   Index widest = 0;
@@ -108,20 +138,25 @@ void experts_down_combine_mixed(Context& ctx, const ExpertWeights& w, const Expe
     widest = std::max(widest, width);
     e = end;
   }
-  const Index cols = mixed_columns_per_task(ctx, model, rows.tokens);
+  const std::vector<Index> cuts = mixed_cuts(model, cols, rows.tokens <= kQuantFewRows);
+  const auto tasks = static_cast<Index>(cuts.size()) - 1;
   const Index block_size = std::max(kQuantFewRows * cols, kMixedRows * kt.quant->nr);
   float* const sum = y.data<float>();
   // One task owns a block of columns of all tokens, so it may add to them without any lock and always in the same order.
-  each_block(ctx, model, cols, [&](Index col, Index last, int worker) {
-    const Index width = last - col;
+  ctx.pool().run(tasks, [&](Index task, int worker) {
+    const auto cut = [&](Index i) { return cuts[static_cast<std::size_t>(std::min(i, tasks))]; };
+    const Index col = cut(task), last = cut(task + 1), width = last - col;
     for (Index t = 0; t < rows.tokens; ++t)
       std::memset(sum + t * model + col, 0, static_cast<std::size_t>(width) * sizeof(float));
     MixedProduct product(ctx, worker, widest, block_size);
     float* const block = product.extra();
-    for (std::size_t e = 0; e < w.forms.size(); ++e) {
-      std::size_t next = e + 1;
-      while (next < w.forms.size() && rows.offset[next] == rows.offset[next + 1]) ++next;
-      const char* const after = next < w.forms.size() ? mixed(w.down[next], w.forms[next].down).row(col) : nullptr;
+    const auto begin = [&](std::size_t e, Index c) {
+      return c < model ? mixed(w.down[e], w.forms[e].down).row(c) : nullptr;
+    };
+    for (std::size_t u = 0; u < used.size(); ++u) {
+      const std::size_t e = used[u];
+      // After the last expert comes the next task, likely the one that lies ctx.threads() further on.
+      const char* const after = u + 1 < used.size() ? begin(used[u + 1], col) : begin(used[0], cut(task + ctx.threads()));
       const Group& group = groups[group_of[e]];
       const MixedMatrix down = mixed(w.down[e], w.forms[e].down);
       each_piece(rows.offset[e], rows.offset[e + 1], [&](Index row, Index count) {

@@ -1,4 +1,6 @@
-// linear() with f32 rows and a matrix in another dtype.
+// linear() with f32 rows and matrices in other dtypes.
+#include <vector>
+
 #include "ops/cpu/mixed_product.h"
 #include "ops/cpu/tasks.h"
 #include "ops/mixed.h"
@@ -7,21 +9,40 @@ namespace dsmoe::ops::cpu {
 
 using namespace dsmoe::cpu;
 
-void linear_mixed(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y) {
-  const Index tokens = x.dim(0), n = w.dim(0), k = w.dim(1);
+void linear_mixed(Context& ctx, const Tensor& x, std::span<const Projection> projections) {
+  const Index tokens = x.dim(0), k = x.dim(1);
   const Index row_blocks = (tokens + kMixedRows - 1) / kMixedRows, last_rows = tokens - (row_blocks - 1) * kMixedRows;
-  const RoundedFor use{is_quantized(w.dtype()) && last_rows <= kQuantFewRows,
-                       is_quantized(w.dtype()) && tokens > kQuantFewRows};
-  const MixedRows rows(ctx, x.data<float>(), tokens, k, use);
-  const MixedMatrix matrix{static_cast<const char*>(w.raw()), w.dtype(), static_cast<Index>(row_bytes(w.dtype(), k))};
-  const Index cols = mixed_columns_per_task(ctx, n, tokens), col_blocks = (n + cols - 1) / cols;
-  float* const out = y.data<float>();
-  ctx.pool().run(row_blocks * col_blocks, [&](Index task, int worker) {
-    const Index row = task / col_blocks * kMixedRows, col = task % col_blocks * cols;
-    const Index here = std::min(cols, n - col);
+  Index n = 0;  // of all
+  bool quantized = false;
+  for (const Projection& p : projections) n += p.w->dim(0), quantized = quantized || is_quantized(p.w->dtype());
+  // The rows are rounded once for all matrices.
+  const MixedRows rows(ctx, x.data<float>(), tokens, k,
+                       {.few = quantized && last_rows <= kQuantFewRows, .many = quantized && tokens > kQuantFewRows});
+  const Index cols = mixed_columns_per_task(ctx, n, tokens);
+  struct Task {
+    MixedMatrix matrix;
+    Tensor* y;
+    Index col, cols;
+  };
+  std::vector<Task> tasks;
+  for (const Projection& p : projections) {
+    const DType dtype = p.w->dtype();
+    const MixedMatrix matrix{static_cast<const char*>(p.w->raw()), dtype, static_cast<Index>(row_bytes(dtype, k))};
+    const bool finer = tokens <= kQuantFewRows && &p == &projections.back();
+    const std::vector<Index> cuts = mixed_cuts(p.w->dim(0), cols, finer);
+    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) tasks.push_back({matrix, p.y, cuts[i], cuts[i + 1] - cuts[i]});
+  }
+  const auto col_blocks = static_cast<Index>(tasks.size());
+  ctx.pool().run(row_blocks * col_blocks, [&](Index i, int worker) {
+    const Task& task = tasks[static_cast<std::size_t>(i % col_blocks)];
+    const Index row = i / col_blocks * kMixedRows, all = task.y->dim(1);
+    // Threads take tasks in turns, so this one's next is likely the one that lies ctx.threads() further on.
+    const Index next = i + ctx.threads();
+    const Task* const after =
+        next < row_blocks * col_blocks ? &tasks[static_cast<std::size_t>(next % col_blocks)] : nullptr;
     MixedProduct product(ctx, worker, k, 0);
-    product.run(rows, nullptr, row, std::min(kMixedRows, tokens - row), matrix, col, here, out + row * n + col, n,
-                col + here < n ? matrix.row(col + here) : nullptr);
+    product.run(rows, nullptr, row, std::min(kMixedRows, tokens - row), task.matrix, task.col, task.cols,
+                task.y->data<float>() + row * all + task.col, all, after ? after->matrix.row(after->col) : nullptr);
   });
 }
 

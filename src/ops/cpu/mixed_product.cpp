@@ -43,6 +43,16 @@ Index mixed_columns_per_task(const Context& ctx, Index n, Index rows) {
   return std::clamp<Index>(wanted / panel * panel, panel, 256);
 }
 
+std::vector<Index> mixed_cuts(Index n, Index cols, bool finer) {
+  constexpr Index kFinest = 16;  // sums of so many columns are stored together
+  std::vector<Index> cuts = {0};
+  while (cuts.back() < n) {
+    const Index left = n - cuts.back(), fine = std::max(left / 8 / kFinest, Index{1}) * kFinest;
+    cuts.push_back(cuts.back() + std::min({cols, left, finer ? fine : cols}));
+  }
+  return cuts;
+}
+
 MixedProduct::MixedProduct(Context& ctx, int worker, Index k, Index extra) : kt_(kernels()) {
   const std::size_t panel = static_cast<std::size_t>(kt_.quant->panel_bytes(k / kQuantBlock));
   const std::size_t wide = rounded(product_scratch(kt_)) + static_cast<std::size_t>(kWideCols * k) * sizeof(float);

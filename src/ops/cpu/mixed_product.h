@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "dsmoe/context.h"
 #include "dsmoe/tensor.h"
@@ -70,5 +71,9 @@ class MixedProduct {
 // Columns of a matrix that one task takes: whole panels. Few rows (of any product) are bound by reading weights, and many
 // tasks let the threads end together; with many rows, what is fetched of the rows should serve many columns.
 Index mixed_columns_per_task(const Context& ctx, Index n, Index rows);
+
+// Where the tasks of n columns begin, and n at the end: `cols` each, and towards the end fewer, when `finer`, so that no
+// thread waits long for another's last task.
+std::vector<Index> mixed_cuts(Index n, Index cols, bool finer);
 
 }  // namespace dsmoe::cpu

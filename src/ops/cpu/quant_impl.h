@@ -55,11 +55,13 @@ I correction(const std::int32_t* start) {
   return Simd::template shift_right_ints<7 - log2_of(Type::kZero)>(Simd::load_ints(start));
 }
 
+// `here` < 16: the blocks after the first `here` belong to something else. What they meet is zero, and so are their scales.
 template <class Type, int M, class Blocks>
 inline __attribute__((always_inline)) void few_chunk(const Blocks& b, const ActivationChunk* const* rows, Index chunk,
-                                                     F* chain) {
+                                                     F* chain, int here = kQuantChains) {
   const Codes c = Type::codes(b);
-  const Scales s = Type::scales(b);
+  Scales s = Type::scales(b);
+  if (here < kQuantChains) s = {Simd::first_n(s.first, here), Simd::first_n(s.second, here)};
   const I none = Simd::set_int(0);
   for (int m = 0; m < M; ++m) {
     const ActivationChunk& a = rows[m][chunk];
@@ -93,7 +95,7 @@ inline void add_chains(const float (*chain)[16], int n, float* c) {
   n == 16 ? Simd::store(c, sum) : Simd::store_n(c, sum, n);
 }
 
-constexpr Index kFetchDistance = 4096;  // bytes ahead of what is read
+constexpr Index kFetchDistance = 6144;  // bytes ahead of what is read
 
 template <class Type, int M>
 void few_rows(Index blocks, const ActivationChunk* const* rows, const char* w, Index row_bytes, Index n, float* c,
@@ -102,7 +104,7 @@ void few_rows(Index blocks, const ActivationChunk* const* rows, const char* w, I
   constexpr Index kChunkBytes = sizeof(Block) * kChunkBlocks<Type>;
   const Index chunks = blocks / kQuantChains;
   const int rest = static_cast<int>(blocks % kQuantChains * kQuantBlock / Block::kNumbers);
-  const Index bytes = n * row_bytes;
+  const Index bytes = n * row_bytes, past_row = (kChunkBlocks<Type> - rest) * static_cast<Index>(sizeof(Block));
   alignas(64) float buffer[M][16][16];
   if (n % 16 != 0) __builtin_memset(buffer, 0, sizeof buffer);
   for (Index j = 0; j < n; ++j) {
@@ -118,7 +120,10 @@ void few_rows(Index blocks, const ActivationChunk* const* rows, const char* w, I
     if (rest > 0) {
       for (Index line = 0; line < rest * static_cast<Index>(sizeof(Block)); line += 64)
         __builtin_prefetch(fetch + chunks * kChunkBytes + line, 0, 2);
-      few_chunk<Type, M>(BlocksAt<Block>{block, rest - 1}, rows, chunks, chain);
+      if ((n - 1 - j) * row_bytes >= past_row)  // there are rows to read on in
+        few_chunk<Type, M>(block, rows, chunks, chain, static_cast<int>(blocks % kQuantChains));
+      else
+        few_chunk<Type, M>(BlocksAt<Block>{block, rest - 1}, rows, chunks, chain);
     }
     for (int m = 0; m < M; ++m) Simd::store(buffer[m][j % 16], chain[m]);
     if (j % 16 == 15 || j + 1 == n)

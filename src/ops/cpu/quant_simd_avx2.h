@@ -22,6 +22,13 @@ struct Simd {
     store(all, v);
     for (int i = 0; i < n; ++i) p[i] = all[i];
   }
+  static F first_n(F v, int n) {  // the rest 0
+    const __m256i lane = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+    const auto keep = [&](__m256 x, int first) {
+      return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n - first), lane)));
+    };
+    return {keep(v.a, 0), keep(v.b, 8)};
+  }
   static F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
   static F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
   static F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }

@@ -13,6 +13,7 @@ struct Simd {
   static F load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, F v) { _mm512_storeu_ps(p, v); }
   static void store_n(float* p, F v, int n) { _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), v); }
+  static F first_n(F v, int n) { return _mm512_maskz_mov_ps(static_cast<__mmask16>((1u << n) - 1), v); }  // the rest 0
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
@@ -37,6 +38,38 @@ struct Simd {
 
   static F from_halves(std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t d) {
     return _mm512_cvtph_ps(_mm256_set_epi64x(ll(d), ll(c), ll(b), ll(a)));
+  }
+  // Sixteen halves, each kWords words of 16 bits after the one before, from 32 * kWords readable bytes. Two registers hold
+  // those of several neighbours, and one permutation takes them out.
+  template <int kWords>
+  struct EveryWord {
+    static constexpr int kEach = 63 / kWords + 1, kGroups = (15 + kEach) / kEach;  // halves in two registers; pairs of them
+    static constexpr int first(int group) { return 2 * group * kEach * kWords; }   // byte where the pair's first begins
+    static constexpr int second(int group) {
+      return first(group) + 128 <= 32 * kWords ? first(group) + 64 : 32 * kWords - 64;
+    }
+    short index[32] = {};
+
+    constexpr EveryWord() {
+      for (int lane = 0; lane < 16; ++lane) {
+        const int group = lane / kEach, word = lane % kEach * kWords;
+        index[lane] = static_cast<short>(word < 32 ? word : 32 + word - (second(group) - first(group)) / 2);
+      }
+    }
+  };
+  template <int kWords>
+  static F halves_every(const void* p) {
+    using Words = EveryWord<kWords>;
+    alignas(64) static constexpr Words kWhere;
+    const auto* bytes = static_cast<const char*>(p);
+    const __m512i index = _mm512_load_si512(kWhere.index);
+    __m256i all = _mm256_setzero_si256();
+    for (int g = 0; g < Words::kGroups; ++g) {
+      const __m256i here = _mm512_castsi512_si256(_mm512_permutex2var_epi16(
+          _mm512_loadu_si512(bytes + Words::first(g)), index, _mm512_loadu_si512(bytes + Words::second(g))));
+      all = _mm256_mask_mov_epi16(all, static_cast<__mmask16>(0xffffu << g * Words::kEach), here);
+    }
+    return _mm512_cvtph_ps(all);
   }
   static F from_bytes(std::uint64_t a, std::uint64_t b) {  // without a sign
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_set_epi64x(ll(b), ll(a))));

@@ -44,6 +44,9 @@ struct Simd {
   static void store_n(float* p, F v, int n) {
     for (int i = 0; i < n; ++i) p[i] = v.f[i];
   }
+  static F first_n(F v, int n) {  // the rest 0
+    return floats([&](int i) { return i < n ? v.f[i] : 0.0f; });
+  }
   static F add(F x, F y) {
     return floats([&](int i) { return x.f[i] + y.f[i]; });
   }

@@ -69,13 +69,18 @@ void put_halves(const std::uint8_t* const* row, Index at, Put put, int low_block
   put(high_block, high_part, raw.map([](B x) { return high_half(x); }));
 }
 
-// The scales of types with one per block.
-template <class Blocks>
+// The scales of types with one per block, which is where it begins.
+template <class Blocks, class S = Simd>
 F block_scales(const Blocks& b) {
-  const auto four = [&](int i) {
-    return load2(b[i].scale) | load2(b[i + 1].scale) << 16 | load2(b[i + 2].scale) << 32 | load2(b[i + 3].scale) << 48;
-  };
-  return Simd::from_halves(four(0), four(4), four(8), four(12));
+  constexpr int kWords = sizeof(b[0]) / 2;
+  if constexpr (kWords < 16 && requires { S::template halves_every<kWords>(b); }) {  // else no faster: four loads for four
+    return S::template halves_every<kWords>(b);
+  } else {
+    const auto four = [&](int i) {
+      return load2(b[i].scale) | load2(b[i + 1].scale) << 16 | load2(b[i + 2].scale) << 32 | load2(b[i + 3].scale) << 48;
+    };
+    return Simd::from_halves(four(0), four(4), four(8), four(12));
+  }
 }
 
 enum class Kind { kPlain, kMinimum, kHalves };
