@@ -71,6 +71,27 @@ struct Simd {
     }
     return _mm512_cvtph_ps(all);
   }
+  // Two blocks that begin with two halves and the 12 bytes of ops/quantize_k.h: eight scales and eight minimums of each.
+  static void six_bits(const void* a, const void* b, F& scales, F& minimums) {
+    const __m128i head[2] = {bytes16(a), bytes16(b)};
+    const __m256i both = _mm256_set_m128i(head[1], head[0]);
+    const auto shuffled = [&](__m128i where) { return _mm256_shuffle_epi8(both, _mm256_broadcastsi128_si256(where)); };
+    const auto masked = [](__m256i x, __m128i mask) { return _mm256_and_si256(x, _mm256_broadcastsi128_si256(mask)); };
+    const __m256i low = _mm256_srlv_epi32(shuffled(_mm_setr_epi32(0x07060504, 0x0f0e0d0c, 0x0b0a0908, 0x0f0e0d0c)),
+                                          _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0, 0, 4)));
+    const __m256i high = _mm256_srli_epi32(shuffled(_mm_setr_epi32(-1, 0x07060504, -1, 0x0b0a0908)), 2);
+    const __m256i six = _mm256_permute4x64_epi64(
+        _mm256_or_si256(masked(low, _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f)),
+                        masked(high, _mm_set1_epi32(0x30303030))),
+        0xd8);
+    const __m512 four = _mm512_cvtph_ps(_mm256_castsi128_si256(_mm_unpacklo_epi32(head[0], head[1])));
+    const auto times = [&](__m128i bytes, int lane) {
+      const __m512i from = _mm512_inserti64x4(_mm512_set1_epi32(lane), _mm256_set1_epi32(lane + 2), 1);
+      return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), _mm512_permutexvar_ps(from, four));
+    };
+    scales = times(_mm256_castsi256_si128(six), 0);
+    minimums = times(_mm256_extracti128_si256(six, 1), 1);
+  }
   static F from_bytes(std::uint64_t a, std::uint64_t b) {  // without a sign
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_set_epi64x(ll(b), ll(a))));
   }

@@ -208,17 +208,23 @@ inline F eight_each(const std::uint8_t* a, const std::uint8_t* b) {
 }
 
 // Six-bit scales and minimums, see ops/quantize_k.h.
-template <class Blocks>
+template <class Blocks, class S = Simd>
 Scales six_bit_scales(const Blocks& b) {
-  constexpr std::uint32_t kSix = 0x3f3f3f3f, kFour = 0x0f0f0f0f, kTwo = 0x30303030;
-  std::uint64_t scale[2], minimum[2];
-  for (int i = 0; i < 2; ++i) {
-    const std::uint32_t s = load4(b[i].scales), m = load4(b[i].scales + 4), both = load4(b[i].scales + 8);
-    scale[i] = (s & kSix) | static_cast<std::uint64_t>((both & kFour) | (s >> 2 & kTwo)) << 32;
-    minimum[i] = (m & kSix) | static_cast<std::uint64_t>((both >> 4 & kFour) | (m >> 2 & kTwo)) << 32;
+  Scales s;
+  if constexpr (requires { S::six_bits(&b[0], &b[1], s.first, s.second); }) {
+    S::six_bits(&b[0], &b[1], s.first, s.second);
+  } else {
+    constexpr std::uint32_t kSix = 0x3f3f3f3f, kFour = 0x0f0f0f0f, kTwo = 0x30303030;
+    std::uint64_t scale[2], minimum[2];
+    for (int i = 0; i < 2; ++i) {
+      const std::uint32_t low = load4(b[i].scales), m = load4(b[i].scales + 4), both = load4(b[i].scales + 8);
+      scale[i] = (low & kSix) | static_cast<std::uint64_t>((both & kFour) | (low >> 2 & kTwo)) << 32;
+      minimum[i] = (m & kSix) | static_cast<std::uint64_t>((both >> 4 & kFour) | (m >> 2 & kTwo)) << 32;
+    }
+    s.first = Simd::mul(Simd::from_bytes(scale[0], scale[1]), eight_each(b[0].scale, b[1].scale));
+    s.second = Simd::mul(Simd::from_bytes(minimum[0], minimum[1]), eight_each(b[0].minimum, b[1].minimum));
   }
-  return {Simd::mul(Simd::from_bytes(scale[0], scale[1]), eight_each(b[0].scale, b[1].scale)),
-          Simd::mul(Simd::from_bytes(minimum[0], minimum[1]), eight_each(b[0].minimum, b[1].minimum))};
+  return s;
 }
 
 struct TypeQ4_K {
