@@ -23,7 +23,7 @@ using io::expect_error;
 using io::GgufFile;
 using io::GgufMetadata;
 using io::GgufValue;
-using io::TempDir;
+using testing::TempFolder;
 
 ModelConfig small() {
   ModelConfig c;
@@ -71,7 +71,7 @@ class GgufModel : public ::testing::Test {
     return out;
   }
 
-  TempDir dir_;
+  TempFolder dir_;
   Context ctx_{2};
   int files_ = 0;
 };
