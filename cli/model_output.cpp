@@ -25,6 +25,15 @@ std::string generation_config(const ModelConfig& c) {
 
 }  // namespace
 
+void WriteOptions::add(CLI::App& command) {
+  command.add_option("--shard-size", shard_gb, "GB per file of a folder at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("-t,--threads", threads, "Threads; 0: one per core")->capture_default_str();
+  command.add_flag("--force", force, "Replace a model that is there");
+  command.add_flag("--json", json, "Print the result as JSON");
+}
+
 bool is_gguf_name(const std::string& path) { return fs::path(path).extension() == ".gguf"; }
 
 void prepare_output(const std::string& path, std::uint64_t bytes, bool force) {

@@ -1,6 +1,7 @@
 // What the commands that write a model share: init, convert, quantize.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -8,9 +9,20 @@
 
 #include "dsmoe/model_config.h"
 #include "dsmoe/tokenizer.h"
+#include "io/sharded_writer.h"
 #include "model/weights.h"
 
 namespace dsmoe::cli {
+
+// How a model is written, as a folder or as a file.
+struct WriteOptions {
+  double shard_gb = static_cast<double>(io::kDefaultShardBytes) * 1e-9;
+  int threads = 0;
+  bool force = false, json = false;
+
+  void add(CLI::App& command);
+  std::uint64_t shard_bytes() const { return static_cast<std::uint64_t>(shard_gb * 1e9); }
+};
 
 bool is_gguf_name(const std::string& path);  // ends with .gguf: the model goes into that file, else into a folder
 

@@ -13,10 +13,7 @@
 namespace dsmoe::train {
 namespace {
 
-using test::make_trainer;
-using test::small_config;
-using test::small_options;
-using test::Walks;
+using namespace test;
 using testing::TempFolder;
 
 TrainOptions run_options() {
