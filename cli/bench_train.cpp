@@ -159,7 +159,7 @@ void run(const Options& o) {
 void add_bench_train(CLI::App& bench) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = bench.add_subcommand("train", "Training steps: forward, backward and AdamW");
+  CLI::App* command = add_command(bench, "train", "Training steps: forward, backward and AdamW");
   command->add_option("--preset", o.preset, "A known model instead of the small one that is measured by default");
   command->add_option("--config", o.config, "A config.json instead");
   command->add_option("--dtype", o.dtypes, "f32, bf16 or both separated by a comma")

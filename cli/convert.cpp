@@ -78,7 +78,7 @@ void run(const Options& o) {
 void add_convert(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = program.add_subcommand("convert", "A model from a Hugging Face folder to a GGUF file, or back");
+  CLI::App* command = add_command(program, "convert", "A model from a Hugging Face folder to a GGUF file, or back");
   command->add_option("in", o.in, "The model: a folder or a .gguf file")->required();
   command->add_option("-o,--out", o.out, "Where to: a name that ends with .gguf, or a folder")->required();
   command->add_option("--type", o.type, "f32, f16 or bf16; auto: as the weights are stored, and f32 for quantized ones")

@@ -84,7 +84,7 @@ void run(const Options& o) {
 void add_init(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = program.add_subcommand("init", "Write a randomly initialised model");
+  CLI::App* command = add_command(program, "init", "Write a randomly initialised model");
   command->add_option("--preset", o.preset, "A known model: " + CLI::detail::join(ModelConfig::preset_names(), ", "));
   command->add_option("--config", o.config, "A config.json, or a folder that has one");
   command->add_option("-o,--out", o.out, "The folder to write, or a file whose name ends with .gguf")->required();

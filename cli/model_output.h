@@ -26,8 +26,10 @@ struct WriteOptions {
 
 bool is_gguf_name(const std::string& path);  // ends with .gguf: the model goes into that file, else into a folder
 
-// Throws when a model is there already, unless forced; when the folder for the file is missing; or when the disk has
-// no room for the bytes. Makes the folder of a model.
+// Throws when a model is there already, unless forced, or when nothing can be written there. Makes nothing.
+void check_output(const std::string& path, bool force);
+
+// The same, and throws when the disk has no room for the bytes. Then makes the folder of a model.
 void prepare_output(const std::string& path, std::uint64_t bytes, bool force);
 
 std::int64_t parameter_count(const ModelConfig& config);
