@@ -55,7 +55,7 @@ tsan() {
 
 readonly FUZZ_SECONDS=5
 fuzz() {
-  build fuzz -DDSMOE_BUILD_CLI=OFF || return
+  build fuzz -DDSMOE_BUILD_CLI=OFF fuzzers || return
   local target name log status=0
   for target in build/fuzz/bin/*_fuzz; do
     name=${target##*/}

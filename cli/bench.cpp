@@ -6,7 +6,7 @@
 namespace dsmoe::cli {
 
 void add_bench(CLI::App& program) {
-  CLI::App* bench = program.add_subcommand("bench", "Measure speeds, with this machine's bound beside each");
+  CLI::App* bench = add_command(program, "bench", "Measure speeds, with this machine's bound beside each");
   bench->require_subcommand(1);
   bench->footer("Example:\n  dsmoe bench layer --tokens 1,16,512 --dtype bf16");
   add_bench_layer(*bench);

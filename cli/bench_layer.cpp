@@ -126,7 +126,7 @@ void add_bench_layer(CLI::App& bench) {
   o.config.hidden_size = 2048, o.config.expert_size = 1408, o.config.routed_experts = 64;
   o.config.experts_per_token = 6, o.config.shared_experts = 2;
   CLI::App* layer =
-      bench.add_subcommand("layer", "One DeepSeekMoE layer on random weights (default: that of deepseek-moe-16b)");
+      add_command(bench, "layer", "One DeepSeekMoE layer on random weights (default: that of deepseek-moe-16b)");
   layer->add_option("--device", o.device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   layer
       ->add_option("--tokens", o.tokens,

@@ -224,7 +224,7 @@ void run(const Options& o) {
 void add_bench_model(CLI::App& bench) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = bench.add_subcommand("model", "Prompt processing and generation of a whole model");
+  CLI::App* command = add_command(bench, "model", "Prompt processing and generation of a whole model");
   o.model.add(*command);
   command->add_option("--cache-dtype", o.model.cache_dtype, "Keep keys and values in f32 or bf16; auto: as the weights")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}));

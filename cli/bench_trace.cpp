@@ -90,7 +90,7 @@ void add_bench_trace(CLI::App& bench) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
   CLI::App* command =
-      bench.add_subcommand("trace", "What statistics and traces of the routing cost while a prompt is processed");
+      add_command(bench, "trace", "What statistics and traces of the routing cost while a prompt is processed");
   o.model.add(*command);
   command->add_option("-p,--n-prompt", o.prompt, "Prompt tokens")->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("-r,--repetitions", o.repeat, "Timed runs of each")

@@ -38,18 +38,13 @@ struct Result {
   double share() const { return flops / peak; }
 };
 
-// Four MoE layers of 32 experts and two shared ones, six chosen, at the width of a small model.
+// The tiny model at twice its width, with 32 experts in each of its four layers.
 ModelConfig default_model() {
-  ModelConfig c;
-  c.vocab_size = 512;
+  ModelConfig c = ModelConfig::preset("tiny");
   c.hidden_size = 256;
-  c.intermediate_size = 1024;
   c.moe_intermediate_size = 128;
-  c.num_hidden_layers = 4;
-  c.num_attention_heads = c.num_key_value_heads.emplace(4);
-  c.n_shared_experts = 2;
   c.n_routed_experts = 32;
-  c.num_experts_per_tok = 6;
+  c.first_k_dense_replace = 0;
   c.max_position_embeddings = 4096;
   return c;
 }
@@ -164,7 +159,7 @@ void run(const Options& o) {
 void add_bench_train(CLI::App& bench) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = bench.add_subcommand("train", "Training steps: forward, backward and AdamW");
+  CLI::App* command = add_command(bench, "train", "Training steps: forward, backward and AdamW");
   command->add_option("--preset", o.preset, "A known model instead of the small one that is measured by default");
   command->add_option("--config", o.config, "A config.json instead");
   command->add_option("--dtype", o.dtypes, "f32, bf16 or both separated by a comma")

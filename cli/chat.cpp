@@ -132,7 +132,7 @@ void run(const Options& o) {
 void add_chat(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = program.add_subcommand("chat", "Talk with a chat model");
+  CLI::App* command = add_command(program, "chat", "Talk with a chat model");
   o.model.add(*command);
   o.model.add_context(*command);
   command->add_option("--system", o.system, "A system message to begin with");

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <stdexcept>
+#include <string>
 
 namespace dsmoe::cli {
 
@@ -10,6 +11,10 @@ namespace dsmoe::cli {
 struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+// A command with its flags still to come. Here alone a CLI::App is made: the compiler then builds the parser, which is
+// in headers only, once and not again for each command.
+CLI::App* add_command(CLI::App& parent, const std::string& name, const std::string& description);
 
 void add_info(CLI::App& program);
 void add_plan(CLI::App& program);

@@ -121,8 +121,8 @@ void add_compare(CLI::App& program) {
   // Sized for --preset tiny: twelve runs in some minutes on two cores.
   t.steps = 140, t.lr = 4e-3, t.eval_every = 0, t.eval_sequences = 48, t.keep = 1;
   o.compare.ablation_sequences = 48;
-  CLI::App* command = program.add_subcommand(
-      "compare", "Train conventional, fine-grained, shared and dense models alike, and compare them");
+  CLI::App* command =
+      add_command(program, "compare", "Train conventional, fine-grained, shared and dense models alike, and compare them");
   command->add_option(
       "--preset", o.preset,
       "The DeepSeekMoE form, a known model: " + CLI::detail::join(ModelConfig::preset_names(), ", ") + "; tiny");

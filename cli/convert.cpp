@@ -10,7 +10,6 @@
 #include "cli/output.h"
 #include "core/fail.h"
 #include "infer/model_files.h"
-#include "io/sharded_writer.h"
 #include "model/gguf_config.h"
 #include "model/gguf_export.h"
 #include "model/gguf_rows.h"
@@ -19,11 +18,8 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct Options {
+struct Options : WriteOptions {
   std::string in, out, type = "auto";
-  double shard_gb = static_cast<double>(io::kDefaultShardBytes) * 1e-9;
-  int threads = 0;
-  bool force = false, json = false;
 };
 
 std::string name_of(const std::string& path) { return std::filesystem::path(path).lexically_normal().stem().string(); }
@@ -56,7 +52,7 @@ std::uint64_t to_folder(const Options& o, const ModelFiles& model, DType dtype) 
           last = p;
           return to_plain(model.tensor(p), dtype);
         },
-        static_cast<std::uint64_t>(o.shard_gb * 1e9), progress);
+        o.shard_bytes(), progress);
   });
   write_companions(o.out, model.config(), tokenizer);
   return bytes;
@@ -82,18 +78,13 @@ void run(const Options& o) {
 void add_convert(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = program.add_subcommand("convert", "A model from a Hugging Face folder to a GGUF file, or back");
+  CLI::App* command = add_command(program, "convert", "A model from a Hugging Face folder to a GGUF file, or back");
   command->add_option("in", o.in, "The model: a folder or a .gguf file")->required();
   command->add_option("-o,--out", o.out, "Where to: a name that ends with .gguf, or a folder")->required();
   command->add_option("--type", o.type, "f32, f16 or bf16; auto: as the weights are stored, and f32 for quantized ones")
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16"}))
       ->capture_default_str();
-  command->add_option("--shard-size", o.shard_gb, "GB per file of a folder at most")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
-  command->add_flag("--force", o.force, "Replace a model that is there");
-  command->add_flag("--json", o.json, "Print the result as JSON");
+  o.add(*command);
   command->footer(
       "Examples:\n  dsmoe convert my-model -o my-model.gguf\n  dsmoe convert my-model.gguf -o my-folder\n"
       "dsmoe quantize makes smaller files.");

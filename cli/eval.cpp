@@ -127,7 +127,7 @@ void run(const Options& o) {
 void add_eval(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = program.add_subcommand("eval", "Loss and perplexity of a text");
+  CLI::App* command = add_command(program, "eval", "Loss and perplexity of a text");
   o.model.add(*command);
   o.model.add_context(*command);
   command->add_option("--data", o.data, "A text file, a .jsonl file, an .ids file (one sequence of token ids per line), or builtin")->required();

@@ -19,7 +19,8 @@ namespace {
 struct Options {
   ModelOptions model;
   SamplingOptions sampling;
-  std::string prompt, file;
+  std::optional<std::string> prompt;
+  std::string file;
   std::vector<std::int32_t> ids;
   bool json = false, routing = false, quiet = false, no_special = false;
 };
@@ -36,7 +37,7 @@ nlohmann::ordered_json routing_json(Index layer, const Routing& r) {
 }
 
 void run(const Options& o) {
-  if (!o.ids.empty() && (!o.prompt.empty() || !o.file.empty())) throw UsageError("give either a text or --ids");
+  if (!o.ids.empty() && (o.prompt || !o.file.empty())) throw UsageError("give either a text or --ids");
   if (o.routing && !o.json) throw UsageError("--routing needs --json");
   o.model.check_folder();
   const std::optional<Tokenizer> tokenizer = load_tokenizer(o.model.folder);
@@ -47,7 +48,7 @@ void run(const Options& o) {
   std::vector<std::int32_t> prompt = o.ids;
   std::string text;
   if (prompt.empty()) {
-    text = !o.prompt.empty() ? o.prompt : read_text(o.file.empty() ? "-" : o.file);
+    text = o.prompt ? *o.prompt : read_text(o.file.empty() ? "-" : o.file);
     prompt = tokenizer->encode(text, {.parse_special = !o.no_special});
   }
   if (prompt.empty()) fail(ErrorCode::kInvalidArgument, "the prompt is empty; give one with -p, -f or on standard input");
@@ -92,8 +93,8 @@ void run(const Options& o) {
   }
   print("\n");
   if (!o.quiet)
-    print_note(fmt::format("prompt {} tokens, {:.1f} tok/s; generated {} tokens, {:.1f} tok/s; ended by {}", out.prompt_tokens,
-                           prompt_rate, out.ids.size(), decode_rate, to_string(out.finish)));
+    print_note(fmt::format("prompt {} tokens, {:.1f} tok/s; generated {} tokens, {:.1f} tok/s; ended by {}",
+                           out.prompt_tokens, prompt_rate, out.ids.size(), decode_rate, to_string(out.finish)));
 }
 
 }  // namespace
@@ -101,12 +102,13 @@ void run(const Options& o) {
 void add_generate(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = program.add_subcommand("generate", "Continue a prompt");
+  CLI::App* command = add_command(program, "generate", "Continue a prompt");
   o.model.add(*command);
   o.model.add_context(*command);
   command->add_option("-p,--prompt", o.prompt, "The prompt; without it, --file or standard input");
   command->add_option("-f,--file", o.file, "A file with the prompt; - for standard input");
-  command->add_option("--ids", o.ids, "The prompt as token ids; needs no tokenizer");
+  command->add_option("--ids", o.ids, "The prompt as token ids, with spaces or commas between; needs no tokenizer")
+      ->delimiter(',');
   o.sampling.add(*command);
   command->add_flag("--no-special", o.no_special, "Take the text of special tokens in the prompt as ordinary text");
   command->add_flag("--routing", o.routing, "With --json: the experts and weights of every token in every MoE layer");

@@ -94,7 +94,7 @@ std::string report(const Json& info) {
 }  // namespace
 
 void add_info(CLI::App& program) {
-  CLI::App* command = program.add_subcommand("info", "Show the build, the CPU and its features in use, GPU and libraries.");
+  CLI::App* command = add_command(program, "info", "Show the build, the CPU and its features in use, GPU and libraries.");
   command->footer("Example:\n  dsmoe info --json");
   const auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Print for machines");

@@ -12,7 +12,6 @@
 #include "cli/output.h"
 #include "core/fail.h"
 #include "infer/gguf_tokenizer.h"
-#include "io/sharded_writer.h"
 #include "model/gguf_config.h"
 #include "model/gguf_export.h"
 
@@ -20,13 +19,9 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct Options {
+struct Options : WriteOptions {
   std::string preset, config, out, tokenizer, type = "bf16";
   std::uint64_t seed = 0;
-  double shard_gb = static_cast<double>(io::kDefaultShardBytes) * 1e-9;
-  int threads = 0;
-  bool force = false;
-  bool json = false;
 };
 
 std::uint64_t write_folder(const Options& o, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer) {
@@ -40,7 +35,7 @@ std::uint64_t write_folder(const Options& o, const ModelConfig& config, const st
     save_model(
         o.out, config, *dtype,
         [&](const Parameter& p, std::size_t number) { return initial_tensor(config, p, number, o.seed, *dtype, ctx); },
-        static_cast<std::uint64_t>(o.shard_gb * 1e9), progress);
+        o.shard_bytes(), progress);
   });
   write_companions(o.out, config, tokenizer);
   return bytes;
@@ -89,7 +84,7 @@ void run(const Options& o) {
 void add_init(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = program.add_subcommand("init", "Write a randomly initialised model");
+  CLI::App* command = add_command(program, "init", "Write a randomly initialised model");
   command->add_option("--preset", o.preset, "A known model: " + CLI::detail::join(ModelConfig::preset_names(), ", "));
   command->add_option("--config", o.config, "A config.json, or a folder that has one");
   command->add_option("-o,--out", o.out, "The folder to write, or a file whose name ends with .gguf")->required();
@@ -100,12 +95,7 @@ void add_init(CLI::App& program) {
       ->check(CLI::IsMember({"f32", "bf16", "f16", "q8_0", "q6_k", "q5_0", "q4_k_m", "q4_k", "q4_0"}))
       ->capture_default_str();
   command->add_option("--tokenizer", o.tokenizer, "A folder with tokenizer.json to put into the model");
-  command->add_option("--shard-size", o.shard_gb, "GB per file of a folder at most")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
-  command->add_flag("--force", o.force, "Replace a model that is there");
-  command->add_flag("--json", o.json, "Print the result as JSON");
+  o.add(*command);
   command->footer(
       "Examples:\n  dsmoe init --preset tiny --seed 1 -o tiny-model\n"
       "  dsmoe init --preset deepseek-moe-16b --type q4_0 -o big.gguf");

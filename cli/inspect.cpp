@@ -134,7 +134,7 @@ void run(const Options& o) {
 void add_inspect(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = program.add_subcommand("inspect", "Show where a model's tokens go: a report of its experts");
+  CLI::App* command = add_command(program, "inspect", "Show where a model's tokens go: a report of its experts");
   o.model.add(*command);
   command->get_option("--model")->required(false);
   o.model.add_context(*command);

@@ -1,9 +1,13 @@
 // The program `dsmoe`: picks the command, and turns every failure into one line and an exit status.
 #include <fmt/format.h>
+#include <signal.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <new>
+#include <numeric>
 
 #include "cli/build_info.h"
 #include "cli/commands.h"
@@ -11,6 +15,11 @@
 #include "dsmoe/error.h"
 
 namespace dsmoe::cli {
+
+CLI::App* add_command(CLI::App& parent, const std::string& name, const std::string& description) {
+  return parent.add_subcommand(name, description);
+}
+
 namespace {
 
 constexpr int kFailed = 1;
@@ -26,6 +35,48 @@ class HelpFormatter : public CLI::Formatter {
   }
 };
 
+// How many letters are to be put in, left out or changed to get from one word to the other.
+std::size_t distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t corner = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t changed = corner + (a[i] != b[j]);
+      corner = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, corner + 1});
+    }
+  }
+  return row.back();
+}
+
+// There is no such flag or command of `app`; names the one that was meant, when it is near enough.
+std::string unknown(const CLI::App& app, std::string word) {
+  word = word.substr(0, word.find('='));
+  const bool flag = word.starts_with("-");
+  std::vector<std::string> names;
+  if (flag) {
+    for (const CLI::Option* option : app.get_options())
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  } else {
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+      names.push_back(command->get_name());
+  }
+  const char* what = flag ? "flag" : names.empty() ? "argument" : "command";
+  std::string message = fmt::format("there is no {} \"{}\"", what, word);
+  const auto nearer = [&](const std::string& a, const std::string& b) { return distance(word, a) < distance(word, b); };
+  const auto nearest = std::min_element(names.begin(), names.end(), nearer);
+  if (nearest != names.end() && distance(word, *nearest) <= (word.size() + 1) / 3)
+    message += fmt::format(" (did you mean {}?)", *nearest);
+  return message;
+}
+
+const CLI::App& chosen_command(const CLI::App& program) {
+  const CLI::App* app = &program;
+  while (!app->get_subcommands().empty()) app = app->get_subcommands().front();
+  return *app;
+}
+
 int bad_usage(const CLI::App& program, const std::string& message) {
   std::string command = "dsmoe";
   for (const CLI::App* app = &program; !app->get_subcommands().empty();) {
@@ -38,6 +89,7 @@ int bad_usage(const CLI::App& program, const std::string& message) {
 
 int run(int argc, char** argv) {
   reserve_standard_files();
+  ::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of the process (ulimit -f) is an error like a full disk
   log_to_stderr();
   CLI::App program("Train, run and study DeepSeekMoE language models.", "dsmoe");
   program.set_version_flag("--version", std::string("dsmoe ") + kVersion);
@@ -59,9 +111,12 @@ int run(int argc, char** argv) {
     print(chosen.empty() ? program.help() : chosen.front()->help("dsmoe"));
     flush_output();
     return EXIT_SUCCESS;
+  } catch (const CLI::ExtrasError&) {
+    std::vector<std::string> words = program.remaining(/*recurse=*/true);
+    const auto flag = std::find_if(words.begin(), words.end(), [](const std::string& w) { return w.starts_with("-"); });
+    return bad_usage(program, unknown(chosen_command(program), flag != words.end() ? *flag : words.front()));
   } catch (const CLI::ParseError& error) {
-    const bool unknown = program.get_subcommands().empty();
-    return bad_usage(program, unknown ? fmt::format("there is no command or flag \"{}\"", argv[1]) : error.what());
+    return bad_usage(program, program.get_subcommands().empty() ? unknown(program, argv[1]) : error.what());
   } catch (const UsageError& error) {
     return bad_usage(program, error.what());
   }
@@ -75,6 +130,8 @@ int main(int argc, char** argv) {
     return dsmoe::cli::run(argc, argv);
   } catch (const std::bad_alloc&) {
     dsmoe::cli::print_error("out of memory; try a smaller model, context or batch");
+  } catch (const std::filesystem::filesystem_error& error) {
+    dsmoe::cli::print_error(fmt::format("{}: {}; check the path", error.path1().string(), error.code().message()));
   } catch (const std::exception& error) {
     dsmoe::cli::print_error(error.what());
   }

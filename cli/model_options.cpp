@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <limits>
 
 #include "cli/progress.h"
 #include "core/fail.h"
@@ -20,7 +21,9 @@ std::optional<DType> parse_dtype(const std::string& name) {
 
 void ModelOptions::add(CLI::App& command) {
   command.add_option("-m,--model", folder, "The model: a Hugging Face folder or a .gguf file")->required();
-  command.add_option("--dtype", dtype, "Compute with weights in f32 or bf16; auto: as they are stored, quantized ones included")
+  command
+      .add_option("--dtype", dtype,
+                  "Compute with weights in f32 or bf16; auto: as they are stored, quantized ones included")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}))
       ->capture_default_str();
   command
@@ -42,7 +45,12 @@ void ModelOptions::add_context(CLI::App& command) {
 }
 
 void ModelOptions::check_folder() const {
-  if (std::filesystem::is_directory(folder) || io::GgufFile::is_gguf(folder)) return;
+  if (std::filesystem::is_directory(folder)) {
+    if (!std::filesystem::exists(std::filesystem::path(folder) / "config.json"))
+      fail(ErrorCode::kIo, "{} has no config.json; -m takes the folder of a model or a .gguf file", folder);
+    return;
+  }
+  if (io::GgufFile::is_gguf(folder)) return;
   if (std::filesystem::exists(folder))
     fail(ErrorCode::kFormat, "{} is neither a folder nor a GGUF file; -m takes one of these", folder);
   fail(ErrorCode::kIo, "there is no model {}; -m takes the folder of a model or a .gguf file", folder);
@@ -50,7 +58,10 @@ void ModelOptions::check_folder() const {
 
 Tokenizer ModelOptions::tokenizer() const {
   std::optional<Tokenizer> found = load_tokenizer(folder);
-  if (!found) fail(ErrorCode::kInvalidArgument, "{} has no tokenizer", folder);
+  if (!found)
+    fail(ErrorCode::kInvalidArgument, "{} has no tokenizer; {}", folder,
+         std::filesystem::is_directory(folder) ? "put the tokenizer.json that it was trained with into it"
+                                               : "convert it again, from a folder that has tokenizer.json");
   return *found;
 }
 
@@ -71,13 +82,19 @@ Transformer ModelOptions::load() const {
 SessionOptions ModelOptions::session() const { return {.context = context, .cache_dtype = parse_dtype(cache_dtype)}; }
 
 void SamplingOptions::add(CLI::App& command) {
-  command.add_option("-n,--n-predict", max_tokens, "Tokens to generate at most; -1: until the model ends")->capture_default_str();
+  command.add_option("-n,--n-predict", max_tokens, "Tokens to generate at most; -1: until the model ends")
+      ->check(CLI::Range(Index{-1}, std::numeric_limits<Index>::max()))
+      ->capture_default_str();
   command.add_option("--temp", sampler.temperature, "Temperature; 0: always the most likely token")->capture_default_str();
   command.add_option("--top-k", sampler.top_k, "Choose among the k most likely tokens; 0: all")->capture_default_str();
-  command.add_option("--top-p", sampler.top_p, "Choose among the tokens that make up this much probability")->capture_default_str();
-  command.add_option("--min-p", sampler.min_p, "Choose among tokens at least this much as likely as the best")->capture_default_str();
-  command.add_option("--repeat-penalty", sampler.repetition_penalty, "Over 1: recent tokens become less likely")->capture_default_str();
-  command.add_option("--repeat-last-n", sampler.repetition_window, "How many tokens count as recent")->capture_default_str();
+  command.add_option("--top-p", sampler.top_p, "Choose among the tokens that make up this much probability")
+      ->capture_default_str();
+  command.add_option("--min-p", sampler.min_p, "Choose among tokens at least this much as likely as the best")
+      ->capture_default_str();
+  command.add_option("--repeat-penalty", sampler.repetition_penalty, "Over 1: recent tokens become less likely")
+      ->capture_default_str();
+  command.add_option("--repeat-last-n", sampler.repetition_window, "How many tokens count as recent")
+      ->capture_default_str();
   command.add_option("-s,--seed", sampler.seed, "The same seed gives the same text")->capture_default_str();
   command.add_option("--stop", stop, "End before this text; may be given several times");
   command.add_flag("--ignore-eos", ignore_eos, "Go on when the model ends the text");
@@ -94,11 +111,14 @@ GenerateOptions SamplingOptions::generate(const ModelConfig& config, const Token
 
 std::string read_text(const std::string& path) {
   if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+  if (std::filesystem::is_directory(path)) fail(ErrorCode::kIo, "{} is a folder; give a file", path);
   std::ifstream file(path, std::ios::binary);
   if (!file) fail(ErrorCode::kIo, "cannot read {}; is the path right?", path);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (file.bad()) fail(ErrorCode::kIo, "reading {} failed", path);
-  return text;
+  try {
+    return {std::istreambuf_iterator<char>(file), {}};
+  } catch (const std::ios_base::failure& error) {
+    fail(ErrorCode::kIo, "reading {} failed: {}", path, error.code().message());
+  }
 }
 
 }  // namespace dsmoe::cli

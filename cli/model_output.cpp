@@ -1,5 +1,8 @@
 #include "cli/model_output.h"
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -25,21 +28,59 @@ std::string generation_config(const ModelConfig& c) {
 
 }  // namespace
 
+void WriteOptions::add(CLI::App& command) {
+  command.add_option("--shard-size", shard_gb, "GB per file of a folder at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("-t,--threads", threads, "Threads; 0: one per core")->capture_default_str();
+  command.add_flag("--force", force, "Replace a model that is there");
+  command.add_flag("--json", json, "Print the result as JSON");
+}
+
 bool is_gguf_name(const std::string& path) { return fs::path(path).extension() == ".gguf"; }
 
-void prepare_output(const std::string& path, std::uint64_t bytes, bool force) {
+namespace {
+
+// The folder that a model at this path is written into.
+fs::path folder_of(const fs::path& path) {
+  if (!is_gguf_name(path)) return path;
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+// The nearest folder above that is there.
+fs::path existing(const fs::path& folder) {
+  fs::path there = fs::absolute(folder).lexically_normal();
+  while (!fs::exists(there)) there = there.parent_path();
+  return there;
+}
+
+}  // namespace
+
+void check_output(const std::string& path, bool force) {
   const bool gguf = is_gguf_name(path);
-  if (!force && fs::exists(gguf ? fs::path(path) : fs::path(path) / "config.json"))
+  const fs::path folder = folder_of(path);
+  require(!path.empty(), "-o is empty; give a folder, or a name that ends with .gguf");
+  if (!force && fs::exists(gguf ? fs::path(path) : folder / "config.json"))
     fail(ErrorCode::kInvalidArgument, "{} already {} a model; choose another name, or --force to replace it", path,
          gguf ? "is" : "holds");
-  fs::path folder = path;
-  if (gguf) folder = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
+  if (gguf && fs::is_directory(path)) fail(ErrorCode::kInvalidArgument, "{} is a folder; choose another name", path);
   if (gguf && !fs::is_directory(folder)) fail(ErrorCode::kIo, "there is no folder {}; make it first", folder.string());
-  fs::create_directories(folder);
-  const auto space = fs::space(folder);
+  const fs::path there = existing(folder);
+  if (!fs::is_directory(there))
+    fail(ErrorCode::kIo, "{} is a file; choose another name for the folder {}", there.string(), path);
+  if (::access(there.c_str(), W_OK) != 0) throw io::io_error(path, "write here", errno);
+}
+
+void prepare_output(const std::string& path, std::uint64_t bytes, bool force) {
+  check_output(path, force);
+  const fs::path folder = folder_of(path);
+  const auto space = fs::space(existing(folder));
   if (space.available < bytes + (bytes >> 6))
     fail(ErrorCode::kIo, "{} needs {} but has only {} free; choose another disk", path,
          human_bytes(static_cast<double>(bytes)), human_bytes(static_cast<double>(space.available)));
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw io::io_error(folder, "make the folder", error.value());
 }
 
 std::int64_t parameter_count(const ModelConfig& config) {

@@ -1,6 +1,7 @@
 // What the commands that write a model share: init, convert, quantize.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -8,14 +9,27 @@
 
 #include "dsmoe/model_config.h"
 #include "dsmoe/tokenizer.h"
+#include "io/sharded_writer.h"
 #include "model/weights.h"
 
 namespace dsmoe::cli {
 
+// How a model is written, as a folder or as a file.
+struct WriteOptions {
+  double shard_gb = static_cast<double>(io::kDefaultShardBytes) * 1e-9;
+  int threads = 0;
+  bool force = false, json = false;
+
+  void add(CLI::App& command);
+  std::uint64_t shard_bytes() const { return static_cast<std::uint64_t>(shard_gb * 1e9); }
+};
+
 bool is_gguf_name(const std::string& path);  // ends with .gguf: the model goes into that file, else into a folder
 
-// Throws when a model is there already, unless forced; when the folder for the file is missing; or when the disk has
-// no room for the bytes. Makes the folder of a model.
+// Throws when a model is there already, unless forced, or when nothing can be written there. Makes nothing.
+void check_output(const std::string& path, bool force);
+
+// The same, and throws when the disk has no room for the bytes. Then makes the folder of a model.
 void prepare_output(const std::string& path, std::uint64_t bytes, bool force);
 
 std::int64_t parameter_count(const ModelConfig& config);

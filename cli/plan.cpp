@@ -71,7 +71,7 @@ void run(const Options& options) {
 
 void add_plan(CLI::App& program) {
   CLI::App* command =
-      program.add_subcommand("plan", "Show parameters, FLOPs, memory and expert combinations of a model before it exists.");
+      add_command(program, "plan", "Show parameters, FLOPs, memory and expert combinations of a model before it exists.");
   command->footer(
       "Examples:\n"
       "  dsmoe plan --preset deepseek-moe-16b\n"

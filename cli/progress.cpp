@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "cli/format.h"
 
@@ -63,7 +64,8 @@ std::string Progress::state(double now) const {
   if (total_ > 0) text += fmt::format("/{}", thousands(total_));
   text += " " + unit_;
   if (total_ > 0) text += fmt::format(" ({:.0f}%)", 100.0 * static_cast<double>(done_) / static_cast<double>(total_));
-  if (rate > 0) text += fmt::format(", {:.3g} {}/s", rate, unit_);
+  if (rate > 0)
+    text += fmt::format(", {} {}/s", rate < 1000 ? fmt::format("{:.3g}", rate) : thousands(std::llround(rate)), unit_);
   if (finished_) {
     text += ", took " + human_duration(elapsed);
   } else if (rate > 0 && total_ > done_) {

@@ -77,7 +77,7 @@ void run(const Options& o) {
 void add_quantize(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = program.add_subcommand("quantize", "A smaller model, as a GGUF file");
+  CLI::App* command = add_command(program, "quantize", "A smaller model, as a GGUF file");
   command->add_option("in", o.in, "The model: a folder or a .gguf file")->required();
   command->add_option("-o,--out", o.out, "The .gguf file to write")->required();
   command

@@ -56,7 +56,7 @@ Evaluation loss(Context& ctx, const Transformer& model, study::LabelledData data
 void run_prune(const PruneOptions& o) {
   if ((o.keep > 0) == (o.remove > 0)) throw UsageError("give either --keep or --remove");
   o.model.check_folder();
-  prepare_output(o.out, 0, o.force);
+  check_output(o.out, o.force);
   Context ctx(o.model.threads);
   Transformer model = o.model.load();
   const ModelConfig config = model.config();
@@ -116,7 +116,7 @@ void run_prune(const PruneOptions& o) {
 }
 
 void run_upcycle(const UpcycleCommand& o) {
-  prepare_output(o.out, 0, o.force);
+  check_output(o.out, o.force);
   std::vector<study::LoadedModel> models;
   DType dtype = DType::kF32;
   for (const std::string& folder : o.models) {
@@ -174,7 +174,7 @@ void add_upcycle_flags(CLI::App& command, UpcycleCommand& o) {
 void add_prune(CLI::App& program) {
   auto options = std::make_shared<PruneOptions>();
   PruneOptions& o = *options;
-  CLI::App* command = program.add_subcommand("prune", "Remove the least-used experts of each layer");
+  CLI::App* command = add_command(program, "prune", "Remove the least-used experts of each layer");
   o.model.add(*command);
   o.model.add_context(*command);
   o.data.add(*command)->required();
@@ -192,7 +192,7 @@ void add_upcycle(CLI::App& program) {
   auto options = std::make_shared<UpcycleCommand>();
   UpcycleCommand& o = *options;
   CLI::App* command =
-      program.add_subcommand("upcycle", "Make a fine-grained MoE of a dense model, with the same output at the start");
+      add_command(program, "upcycle", "Make a fine-grained MoE of a dense model, with the same output at the start");
   o.models.resize(1);
   command->add_option("-m,--model", o.models.front(), "The dense model: a Hugging Face folder")->required();
   command->add_option("--experts", o.options.copies, "Copies of each dense layer (N)")
@@ -206,8 +206,8 @@ void add_upcycle(CLI::App& program) {
 void add_merge(CLI::App& program) {
   auto options = std::make_shared<UpcycleCommand>();
   UpcycleCommand& o = *options;
-  CLI::App* command = program.add_subcommand(
-      "merge", "Make one MoE of several dense models: their layers become experts, the rest their mean");
+  CLI::App* command = add_command(program, "merge",
+                                  "Make one MoE of several dense models: their layers become experts, the rest their mean");
   command->add_option("-m,--model", o.models, "Dense models of one shape: Hugging Face folders")
       ->required()
       ->expected(2, 4096);

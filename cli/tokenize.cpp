@@ -16,7 +16,8 @@ namespace dsmoe::cli {
 namespace {
 
 struct Options {
-  std::string folder, prompt, file;
+  std::string folder, file;
+  std::optional<std::string> prompt;
   std::vector<std::int32_t> decode;
   bool bos = false, no_bos = false, no_special = false, ids_only = false, json = false;
 };
@@ -26,13 +27,15 @@ void run(const Options& o) {
   if (!found) fail(ErrorCode::kIo, "{} has no tokenizer; -m takes a folder with tokenizer.json, that file, or a .gguf file", o.folder);
   const Tokenizer& tokenizer = *found;
   if (!o.decode.empty()) {
+    for (const std::int32_t id : o.decode)
+      require(id >= 0 && id < tokenizer.vocab_size(), "there is no token {}; the vocabulary has {}", id, tokenizer.vocab_size());
     print(tokenizer.decode(o.decode) + "\n");
     return;
   }
   EncodeOptions encode{.parse_special = !o.no_special};
   if (o.bos) encode.add_bos = true;
   if (o.no_bos) encode.add_bos = false;
-  const std::string text = !o.prompt.empty() ? o.prompt : read_text(o.file.empty() ? "-" : o.file);
+  const std::string text = o.prompt ? *o.prompt : read_text(o.file.empty() ? "-" : o.file);
   const std::vector<std::int32_t> ids = tokenizer.encode(text, encode);
   if (o.json) {
     nlohmann::ordered_json pieces = nlohmann::ordered_json::array();
@@ -56,7 +59,7 @@ void run(const Options& o) {
 void add_tokenize(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = program.add_subcommand("tokenize", "Show the tokens of a text, or the text of tokens");
+  CLI::App* command = add_command(program, "tokenize", "Show the tokens of a text, or the text of tokens");
   command->add_option("-m,--model", o.folder, "A folder with tokenizer.json, that file, or a .gguf file")->required();
   command->add_option("-p,--prompt", o.prompt, "The text; without it, --file or standard input");
   command->add_option("-f,--file", o.file, "A file with the text; - for standard input");

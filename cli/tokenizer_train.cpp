@@ -81,12 +81,13 @@ void run(Options o) {
 }  // namespace
 
 void add_tokenizer(CLI::App& program) {
-  CLI::App* group = program.add_subcommand("tokenizer", "Learn a vocabulary from text");
+  CLI::App* group = add_command(program, "tokenizer", "Learn a vocabulary from text");
   group->require_subcommand(1);
+  group->footer("Example:\n  dsmoe tokenizer train --data builtin --vocab-size 512 --out model/");
   auto options = std::make_shared<Options>();
   Options& o = *options;
   CLI::App* command =
-      group->add_subcommand("train", "Learn a byte-level BPE vocabulary; writes a Hugging Face tokenizer.json");
+      add_command(*group, "train", "Learn a byte-level BPE vocabulary; writes a Hugging Face tokenizer.json");
   command->add_option("--data", o.data.inputs, "Text files, .jsonl files or folders; builtin for the built-in corpus")
       ->required();
   command->add_option("--vocab-size", o.trainer.vocab_size,

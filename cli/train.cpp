@@ -148,7 +148,7 @@ void run(const TrainFlags& flags) {
 
 void add_train(CLI::App& program) {
   auto flags = std::make_shared<TrainFlags>();
-  CLI::App* command = program.add_subcommand("train", "Train a model from scratch, fine-tune one, or go on with a run");
+  CLI::App* command = add_command(program, "train", "Train a model from scratch, fine-tune one, or go on with a run");
   flags->add(*command);
   command->footer(
       "Examples:\n"

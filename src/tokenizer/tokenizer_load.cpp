@@ -1,4 +1,5 @@
 // tokenizer.json and tokenizer_config.json into a tokenizer, and back to files.
+#include <cerrno>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -121,13 +122,16 @@ std::string read_file(const fs::path& path) {
 void write_file(const fs::path& path, const std::string& text) {
   fs::path temporary = path;
   temporary += ".tmp";
+  errno = 0;
   std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
   out.write(text.data(), static_cast<std::streamsize>(text.size()));
   out.close();
-  std::error_code error;
-  if (out) fs::rename(temporary, path, error);
-  if (!out || error)
-    fail(ErrorCode::kIo, "{}: cannot be written{}{}", path.string(), error ? ": " : "", error ? error.message() : "");
+  std::error_code error(out ? 0 : errno ? errno : EIO, std::generic_category());
+  if (!error) fs::rename(temporary, path, error);
+  if (!error) return;
+  std::error_code ignored;
+  fs::remove(temporary, ignored);
+  fail(ErrorCode::kIo, "{}: cannot be written: {}; choose another folder", path.string(), error.message());
 }
 
 }  // namespace
@@ -198,7 +202,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
 void Tokenizer::save(const std::filesystem::path& folder) const {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) fail(ErrorCode::kIo, "{}: cannot be created: {}", folder.string(), error.message());
+  if (error) fail(ErrorCode::kIo, "{}: cannot be created: {}; choose another folder", folder.string(), error.message());
   write_file(folder / kFile, impl_->json_text);
   if (!impl_->config_text.empty()) write_file(folder / kConfig, impl_->config_text);
   if (!impl_->jinja_file.empty()) write_file(folder / kJinja, impl_->jinja_file);

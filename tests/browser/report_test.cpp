@@ -9,6 +9,7 @@
 #include "browser/browser.h"
 #include "study/compare.h"
 #include "study/random_routing.h"
+#include "support/temp_folder.h"
 
 namespace dsmoe::study {
 namespace {
@@ -56,11 +57,8 @@ class ReportInBrowser : public ::testing::Test {
  protected:
   void SetUp() override {
     if (testing::find_chromium().empty()) GTEST_SKIP() << "there is no chromium";
-    folder_ = std::filesystem::temp_directory_path() / ("dsmoe_browser_" + std::to_string(getpid()));
-    std::filesystem::create_directories(folder_);
     std::filesystem::create_directories(DSMOE_SCREENSHOTS);
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
   std::filesystem::path page(const std::string& html) const {
     std::ofstream(folder_ / "report.html") << html;
     return folder_ / "report.html";
@@ -73,7 +71,7 @@ class ReportInBrowser : public ::testing::Test {
     for (const std::string& l : lines) out += l + "\n";
     return out;
   }
-  std::filesystem::path folder_;
+  testing::TempFolder folder_;
 };
 
 TEST_F(ReportInBrowser, TheDriverSeesErrors) {
@@ -101,7 +99,8 @@ TEST_F(ReportInBrowser, InspectionWithHostileTexts) {
     EXPECT_EQ(browser.evaluate("document.querySelectorAll('#text-view .tok').length"),
               in.samples[0].ids.size() + in.samples[1].ids.size());
     EXPECT_EQ(browser.evaluate("document.querySelectorAll('#experts tbody tr').length"), 3 * 8);
-    EXPECT_EQ(browser.evaluate("document.querySelectorAll('main script, main img, #text b, #experts b, #domains b').length"), 0)
+    EXPECT_EQ(
+        browser.evaluate("document.querySelectorAll('main script, main img, #text b, #experts b, #domains b').length"), 0)
         << "text became markup";
     EXPECT_EQ(browser.evaluate("document.title"), "<b>hostile</b>");
     EXPECT_EQ(browser.evaluate("document.querySelector('h1').textContent"), "<script>alert(0)</script>");

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "cli/run_program.h"
+#include "support/temp_folder.h"
 
 namespace dsmoe::testing {
 namespace {
@@ -24,14 +25,7 @@ std::string contents(const std::string& path) {
 
 class GgufCommands : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() /
-              (std::string("dsmoe_gguf_") + ::testing::UnitTest::GetInstance()->current_test_info()->name() +
-               std::to_string(getpid()));
-    fs::create_directories(folder_);
-    write_config("config.json", Json::object());
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  void SetUp() override { write_config("config.json", Json::object()); }
 
   void write_config(const char* name, const Json& changes) const {
     Json config = {{"model_type", "deepseek"},      {"vocab_size", 102400},        {"hidden_size", 32},
@@ -54,11 +48,11 @@ class GgufCommands : public ::testing::Test {
     return path("model");
   }
   void expect_nothing_left_of(const std::string& name) const {
-    for (const auto& entry : fs::directory_iterator(folder_))
+    for (const auto& entry : fs::directory_iterator(folder_.path()))
       EXPECT_EQ(entry.path().filename().string().find(name), std::string::npos) << entry.path();
   }
 
-  fs::path folder_;
+  TempFolder folder_;
 };
 
 TEST_F(GgufCommands, AFolderSurvivesTheWayToGgufAndBack) {

@@ -13,6 +13,7 @@
 #include "cli/run_program.h"
 #include "io/gguf.h"
 #include "io/safetensors.h"
+#include "support/temp_folder.h"
 
 namespace dsmoe::testing {
 namespace {
@@ -26,14 +27,7 @@ class LlamaCpp : public ::testing::Test {
     const char* tree = std::getenv("DSMOE_LLAMA_CPP");
     if (tree == nullptr) GTEST_SKIP() << "DSMOE_LLAMA_CPP does not name a built llama.cpp tree";
     tree_ = tree;
-    folder_ = fs::temp_directory_path() /
-              (std::string("dsmoe_llama_") + ::testing::UnitTest::GetInstance()->current_test_info()->name() +
-               std::to_string(getpid()));
-    fs::create_directories(folder_);
     write_config(kConfig);
-  }
-  void TearDown() override {
-    if (!folder_.empty()) fs::remove_all(folder_);
   }
 
   // Rows of 256 and of 32 for every kind of block; not 8 experts, for which llama-quantize has an exception.
@@ -86,7 +80,8 @@ class LlamaCpp : public ::testing::Test {
     return {worst, others};
   }
 
-  fs::path tree_, folder_;
+  fs::path tree_;
+  TempFolder folder_;
 };
 
 // The limits are derived in tests/model/golden_gguf/README.md; bf16 and f16 round less than 8 bits in blocks do. The seed

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/run_program.h"
+#include "support/temp_folder.h"
 
 namespace dsmoe::testing {
 namespace {
@@ -19,31 +20,28 @@ const std::string kTokenizer = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
 class ModelCommands : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              (std::string("dsmoe_cli_") + ::testing::UnitTest::GetInstance()->current_test_info()->name() + std::to_string(getpid()));
-    std::filesystem::create_directories(folder_);
     std::ofstream(folder_ / "config.json") << R"({"model_type": "deepseek", "vocab_size": 102400, "hidden_size": 16,
       "intermediate_size": 32, "moe_intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
       "num_key_value_heads": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
       "first_k_dense_replace": 1, "max_position_embeddings": 64, "my_own_field": [1, 2]})";
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   std::string path(const char* name) const { return (folder_ / name).string(); }
   // A model with the real tokenizer.
   std::string model() const {
-    const ProgramResult made = run_program({"init", "--config", path("config.json"), "--seed", "3", "--dtype", "f32", "--tokenizer",
-                                      kTokenizer, "-o", path("model")});
+    const ProgramResult made = run_program({"init", "--config", path("config.json"), "--seed", "3", "--dtype", "f32",
+                                            "--tokenizer", kTokenizer, "-o", path("model")});
     EXPECT_EQ(made.status, 0) << made.err;
     return path("model");
   }
 
-  std::filesystem::path folder_;
+  TempFolder folder_;
 };
 
 TEST_F(ModelCommands, InitWritesAFolderThatOthersCanRead) {
   const std::string m = model();
-  for (const char* file : {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
+  for (const char* file :
+       {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
     EXPECT_TRUE(std::filesystem::exists(m + "/" + file)) << file;
   std::ifstream file(m + "/config.json");
   const Json config = Json::parse(file);
@@ -59,7 +57,8 @@ TEST_F(ModelCommands, InitWritesAFolderThatOthersCanRead) {
 
 TEST_F(ModelCommands, TheSameSeedGivesTheSameFileInAnyNumberOfShards) {
   const auto make = [&](const char* out, const char* seed, const char* shard, const char* threads) {
-    const ProgramResult o = run_program({"init", "--config", path("config.json"), "-s", seed, "-o", path(out), "--shard-size", shard, "-t", threads});
+    const ProgramResult o = run_program(
+        {"init", "--config", path("config.json"), "-s", seed, "-o", path(out), "--shard-size", shard, "-t", threads});
     EXPECT_EQ(o.status, 0) << o.err;
     return run_program({"generate", "-m", path(out), "--ids", "5", "6", "-n", "6", "--json"}).out;
   };
@@ -119,7 +118,8 @@ TEST_F(ModelCommands, GenerateRefusesInOneLine) {
 TEST_F(ModelCommands, EvalOfIdsWithLogitsAgreesWithItself) {
   const std::string m = model();
   std::ofstream(path("x.ids")) << "1 2 3 4 5 6\n7 8 9 10 11 12\n";
-  const ProgramResult o = run_program({"eval", "-m", m, "--data", path("x.ids"), "--logits", path("out.safetensors"), "--json"});
+  const ProgramResult o =
+      run_program({"eval", "-m", m, "--data", path("x.ids"), "--logits", path("out.safetensors"), "--json"});
   ASSERT_EQ(o.status, 0) << o.err;
   const Json j = Json::parse(o.out);
   EXPECT_EQ(j["predicted_tokens"], 10);
@@ -128,20 +128,23 @@ TEST_F(ModelCommands, EvalOfIdsWithLogitsAgreesWithItself) {
 
   std::ofstream(path("uneven.ids")) << "1 2 3\n4 5\n";
   EXPECT_EQ(run_program({"eval", "-m", m, "--data", path("uneven.ids")}).status, 0);
-  const ProgramResult uneven = run_program({"eval", "-m", m, "--data", path("uneven.ids"), "--logits", path("u.safetensors")});
+  const ProgramResult uneven =
+      run_program({"eval", "-m", m, "--data", path("uneven.ids"), "--logits", path("u.safetensors")});
   EXPECT_EQ(uneven.status, 1);
   EXPECT_NE(uneven.err.find("one length"), std::string::npos) << uneven.err;
   EXPECT_FALSE(std::filesystem::exists(path("u.safetensors")));
 
   std::ofstream(path("text.txt")) << "An attention function can be described as a mapping.";
-  std::ofstream(path("lines.jsonl")) << R"({"text": "An attention function can be described as a mapping."})" << "\n";
+  std::ofstream(path("lines.jsonl")) << R"({"text": "An attention function can be described as a mapping."})"
+                                     << "\n";
   const Json text = Json::parse(run_program({"eval", "-m", m, "--data", path("text.txt"), "--json"}).out);
   const Json lines = Json::parse(run_program({"eval", "-m", m, "--data", path("lines.jsonl"), "--json"}).out);
   EXPECT_EQ(text["loss"], lines["loss"]);
 }
 
 TEST_F(ModelCommands, TokenizeBothWays) {
-  const ProgramResult o = run_program({"tokenize", "-m", kTokenizer, "-p", "User: Who are you?\n\nAssistant:", "--ids", "--no-bos"});
+  const ProgramResult o =
+      run_program({"tokenize", "-m", kTokenizer, "-p", "User: Who are you?\n\nAssistant:", "--ids", "--no-bos"});
   EXPECT_EQ(o.out, "5726 25 8886 418 340 30 185 185 77398 25\n") << o.err;
   EXPECT_EQ(run_program({"tokenize", "-m", kTokenizer, "--decode", "5726", "25", "8886"}).out, "User: Who\n");
   const Json j = Json::parse(run_program({"tokenize", "-m", kTokenizer, "--json"}, "", "you?").out);
@@ -154,11 +157,13 @@ TEST_F(ModelCommands, ChatAnswersEachLine) {
   const ProgramResult refused = run_program({"chat", "-m", m}, "", "Hello\n");
   EXPECT_EQ(refused.status, 1) << "a base model has no chat template";
   EXPECT_NE(refused.err.find("--chat-template"), std::string::npos) << refused.err;
-  std::ofstream(path("template.jinja"))
-      << "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\\n\\n' }}"
-         "{% elif message['role'] == 'assistant' %}{{ 'Assistant: ' + message['content'] + eos_token }}{% endif %}{% endfor %}"
-         "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
-  const ProgramResult o = run_program({"chat", "-m", m, "--chat-template", path("template.jinja"), "-n", "4", "--temp", "0"}, "", "Hello\n/clear\nHello\n");
+  std::ofstream(path("template.jinja")) << "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' "
+                                           "%}{{ 'User: ' + message['content'] + '\\n\\n' }}"
+                                           "{% elif message['role'] == 'assistant' %}{{ 'Assistant: ' + message['content'] "
+                                           "+ eos_token }}{% endif %}{% endfor %}"
+                                           "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
+  const ProgramResult o = run_program(
+      {"chat", "-m", m, "--chat-template", path("template.jinja"), "-n", "4", "--temp", "0"}, "", "Hello\n/clear\nHello\n");
   EXPECT_EQ(o.status, 0) << o.err;
   const std::size_t half = o.out.size() / 2;
   EXPECT_EQ(o.out.substr(0, half), o.out.substr(half)) << "after /clear the same question has the same answer";

@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "cli/run_program.h"
+#include "support/temp_folder.h"
 
 namespace dsmoe::testing {
 namespace {
@@ -78,17 +79,11 @@ TEST(PlanCommand, SizesGiveALayerAndThenAModel) {
 
 class PlanFiles : public ::testing::Test {
  protected:
-  PlanFiles() {
-    char name[] = "/tmp/dsmoe_plan_XXXXXX";
-    folder_ = mkdtemp(name);
-  }
-  ~PlanFiles() override { std::filesystem::remove_all(folder_); }
-
   std::string file(const std::string& name, const std::string& text) const {
     std::ofstream(folder_ / name) << text;
     return (folder_ / name).string();
   }
-  std::filesystem::path folder_;
+  TempFolder folder_;
 };
 
 TEST_F(PlanFiles, ReadsAConfig) {
@@ -98,7 +93,7 @@ TEST_F(PlanFiles, ReadsAConfig) {
   const auto plan = run_program({"plan", "--config", moe, "--json"}).json();
   EXPECT_EQ(plan["context"], 32);
   EXPECT_EQ(plan["combinations"], "56");
-  EXPECT_EQ(run_program({"plan", "--config", folder_.string(), "--json"}).json()["parameters"], plan["parameters"]);
+  EXPECT_EQ(run_program({"plan", "--config", folder_.path(), "--json"}).json()["parameters"], plan["parameters"]);
   EXPECT_EQ(run_program({"plan", "--config", moe, "--context", "64", "--json"}).json()["context"], 64);
 }
 

@@ -73,5 +73,12 @@ TEST_F(ProgressTest, AnUnknownTotalHasNoShare) {
   EXPECT_EQ(written(), "read: 20 lines, 2 lines/s\n");
 }
 
+TEST_F(ProgressTest, LargeRatesAreWrittenOut) {
+  Progress p("read", 0, "tokens", 0, output(false));
+  now_ = 110;
+  p.update(123456);
+  EXPECT_EQ(written(), "read: 123,456 tokens, 12,346 tokens/s\n");
+}
+
 }  // namespace
 }  // namespace dsmoe::cli

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/run_program.h"
+#include "support/temp_folder.h"
 
 namespace dsmoe::testing {
 namespace {
@@ -16,14 +17,9 @@ using Json = nlohmann::json;
 class StudyCommands : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              (std::string("dsmoe_study_") + ::testing::UnitTest::GetInstance()->current_test_info()->name() +
-               std::to_string(getpid()));
-    std::filesystem::create_directories(folder_);
     std::ofstream(path("a.ids")) << "1 2 3 4 5 6 7 8 9\n10 11 12 13 14\n";
     std::ofstream(path("b.ids")) << "20 21 22 23 24 25 26\n";
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
   std::string model(
@@ -47,7 +43,7 @@ class StudyCommands : public ::testing::Test {
     EXPECT_EQ(result.status, 0) << result.err;
     return result.status == 0 ? Json::parse(result.out) : Json();
   }
-  std::filesystem::path folder_;
+  TempFolder folder_;
 };
 
 TEST_F(StudyCommands, EvalWithChangedRouting) {

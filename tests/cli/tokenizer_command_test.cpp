@@ -5,26 +5,20 @@
 #include <fstream>
 
 #include "cli/run_program.h"
+#include "support/temp_folder.h"
 
 namespace dsmoe::testing {
 namespace {
 
 class TokenizerCommand : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              (std::string("dsmoe_cli_") + ::testing::UnitTest::GetInstance()->current_test_info()->name() +
-               std::to_string(getpid()));
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string path(const char* name) const { return (folder_ / name).string(); }
   static std::string read(const std::string& name) {
     std::ifstream in(name, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
   }
 
-  std::filesystem::path folder_;
+  TempFolder folder_;
 };
 
 TEST_F(TokenizerCommand, LearnsFromTheBuiltinCorpus) {

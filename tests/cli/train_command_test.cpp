@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "cli/run_program.h"
+#include "support/temp_folder.h"
 
 namespace dsmoe {
 namespace {
@@ -21,11 +22,7 @@ const std::string kGolden = DSMOE_TEST_DATA "/model/golden/train_seq_aux";
 
 class TrainCommand : public ::testing::Test {
  protected:
-  TrainCommand() {
-    std::string name = (fs::temp_directory_path() / "dsmoe_train_cmd_XXXXXX").string();
-    dir_ = ::mkdtemp(name.data());
-  }
-  ~TrainCommand() override { fs::remove_all(dir_); }
+  TrainCommand() { ::setenv("XDG_CACHE_HOME", dir_.path().c_str(), 1); }  // not the user's
 
   std::string out(const char* name = "out") const { return dir_ / name; }
 
@@ -66,7 +63,7 @@ class TrainCommand : public ::testing::Test {
     return {std::istreambuf_iterator<char>(in), {}};
   }
 
-  fs::path dir_;
+  testing::TempFolder dir_;
 };
 
 TEST_F(TrainCommand, TenStepsAreThoseOfPyTorchAndResumingChangesNothing) {

@@ -135,7 +135,7 @@ TEST(GgufTokenizer, APipelineWithoutANameIsRefused) {
 }
 
 TEST(GgufTokenizer, FromAFolderAFileOrNowhere) {
-  const io::TempDir dir;
+  const testing::TempFolder dir;
   EXPECT_FALSE(load_tokenizer(dir.path()));
   EXPECT_FALSE(load_tokenizer(dir / "nothing"));
   EXPECT_TRUE(load_tokenizer(kFolder));

@@ -19,14 +19,14 @@ void write_shard(const std::filesystem::path& path, const std::vector<std::strin
   writer.finish();
 }
 
-void write_index(const TempDir& dir, const WeightMap& map) { write_bytes(dir / kIndexFile, format_index(map, 8)); }
+void write_index(const TempFolder& dir, const WeightMap& map) { write_bytes(dir / kIndexFile, format_index(map, 8)); }
 
-void expect_refused(const TempDir& dir, std::initializer_list<std::string_view> parts) {
+void expect_refused(const TempFolder& dir, std::initializer_list<std::string_view> parts) {
   expect_error(ErrorCode::kFormat, parts, [&] { Checkpoint::open(dir.path()); });
 }
 
 TEST(Checkpoint, OpensFoldersAndFiles) {
-  TempDir dir;
+  TempFolder dir;
   write_shard(dir / "one.safetensors", {"a", "b"});
   write_shard(dir / "two.safetensors", {"c"});
   write_shard(dir / "unrelated.safetensors", {"a"});
@@ -48,7 +48,7 @@ TEST(Checkpoint, OpensFoldersAndFiles) {
 }
 
 TEST(Checkpoint, SaysWhatAFolderLacks) {
-  TempDir dir;
+  TempFolder dir;
   expect_error(ErrorCode::kIo, {"/none", "No such file"}, [&] { Checkpoint::open(dir / "none"); });
   expect_error(ErrorCode::kIo, {dir.path().string(), "no model.safetensors"}, [&] { Checkpoint::open(dir.path()); });
   write_bytes(dir / "pytorch_model.bin", "");
@@ -59,7 +59,7 @@ TEST(Checkpoint, SaysWhatAFolderLacks) {
 }
 
 TEST(Checkpoint, RefusesAnIndexThatDoesNotFitItsShards) {
-  TempDir dir;
+  TempFolder dir;
   write_shard(dir / "one.safetensors", {"a", "b"});
   write_shard(dir / "two.safetensors", {"c"});
   const WeightMap good{{"a", "one.safetensors"}, {"b", "one.safetensors"}, {"c", "two.safetensors"}};
@@ -112,7 +112,7 @@ TEST(Checkpoint, RefusesHostileIndexes) {
 }
 
 TEST(Checkpoint, ExpectNamesWhatWasExpectedAndFound) {
-  TempDir dir;
+  TempFolder dir;
   write_bytes(dir / "x.safetensors", raw_safetensors(R"({"w":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},)"
                                                      R"("f":{"dtype":"F64","shape":[],"data_offsets":[8,16]},)"
                                                      R"("r":{"dtype":"U8","shape":[1,1,1,1,1],"data_offsets":[16,17]}})",
@@ -133,7 +133,7 @@ TEST(Checkpoint, ExpectNamesWhatWasExpectedAndFound) {
 }
 
 TEST(Checkpoint, MissingAndExtraInOneMessage) {
-  TempDir dir;
+  TempFolder dir;
   write_shard(dir / kSingleFile, {"a", "b", "x", "y"});
   const auto checkpoint = Checkpoint::open(dir.path());
   const auto message = [&](std::vector<std::string> expected) { return checkpoint.missing_and_extra(expected).message(); };
@@ -146,7 +146,7 @@ TEST(Checkpoint, MissingAndExtraInOneMessage) {
 }
 
 TEST(JsonText, ReadsFilesStrictly) {
-  TempDir dir;
+  TempFolder dir;
   write_bytes(dir / "a.json", R"({"x": [1, {"y": null}], "z": {"x": 1}})");
   EXPECT_EQ(read_json(dir / "a.json")["x"][0], 1);
   write_bytes(dir / "a.json", R"({"x": {"y": 1, "z": 2, "y": 3}})");

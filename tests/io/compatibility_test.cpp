@@ -45,7 +45,7 @@ void save_pattern(const std::filesystem::path& folder) {
 }
 
 TEST(Compatibility, PythonReadsWhatIsWrittenHere) {
-  TempDir dir;
+  TempFolder dir;
   save_pattern(dir.path());
   const int status = run_script("read " + dir.path().string());
   if (status == kNotInstalled || status == kNoPython) GTEST_SKIP() << "no python3 with safetensors and numpy";
@@ -58,7 +58,7 @@ TEST(Compatibility, PythonReadsWhatIsWrittenHere) {
 }
 
 TEST(Compatibility, ReadsWhatPythonWrites) {
-  TempDir dir;
+  TempFolder dir;
   const int status = run_script("write " + (dir / "x.safetensors").string());
   if (status == kNotInstalled || status == kNoPython) GTEST_SKIP() << "no python3 with safetensors and numpy";
   ASSERT_EQ(status, 0);

@@ -56,7 +56,7 @@ void refused(std::initializer_list<std::string_view> parts, const std::function<
 constexpr std::uint32_t kF32 = 0, kQ8_0 = 8;
 
 TEST(Gguf, WhatIsWrittenIsReadBack) {
-  const TempDir dir;
+  const TempFolder dir;
   GgufMetadata m;
   m.set("a.u32", GgufValue::u32(7));
   m.set("a.f32", GgufValue::f32(1e-6f));
@@ -111,7 +111,7 @@ TEST(Gguf, WhatIsWrittenIsReadBack) {
 }
 
 TEST(Gguf, TheWriterRefusesWhatNobodyCanRead) {
-  const TempDir dir;
+  const TempFolder dir;
   const auto write = [&](std::vector<TensorSpec> specs) { GgufWriter(dir / "x.gguf", GgufMetadata(), std::move(specs)); };
   expect_error(ErrorCode::kInvalidArgument, {"'a'", "twice"}, [&] {
     write({{"a", DType::kF32, {1}}, {"a", DType::kF32, {1}}});

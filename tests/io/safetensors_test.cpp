@@ -27,7 +27,7 @@ const std::string kTwo =
 const std::string kTwoData("\x80\x3f\x00\xc0\x00\x00\x80\x3f\x00\x00\x00\x40", 12);  // bf16 1, -2; f32 1, 2
 
 TEST(Safetensors, ReadsAFileWithoutCopying) {
-  TempDir dir;
+  TempFolder dir;
   // Spaces after the header put the data at a multiple of 8 bytes, as the format asks of writers.
   std::string header = kTwo;
   while ((8 + header.size()) % 8 != 0) header += ' ';
@@ -184,7 +184,7 @@ TEST(Safetensors, RefusesInconsistentTensors) {
 }
 
 TEST(Safetensors, SaysWhyAFileCannotBeOpened) {
-  TempDir dir;
+  TempFolder dir;
   expect_error(ErrorCode::kIo, {"none.safetensors", "No such file"},
                [&] { SafetensorsFile::open(dir / "none.safetensors"); });
   expect_error(ErrorCode::kIo, {"not a regular file"}, [&] { SafetensorsFile::open(dir.path()); });

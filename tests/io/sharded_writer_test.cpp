@@ -71,7 +71,7 @@ TEST(ShardedWriter, PlansShards) {
 }
 
 TEST(ShardedWriter, ThreeShardsRoundTrip) {
-  TempDir dir;
+  TempFolder dir;
   save(dir / "new/model", 3, 7, 32);
   EXPECT_EQ(entries(dir / "new/model"), kThreeShards);
   EXPECT_EQ(value_in(dir / "new/model", 3), 7);
@@ -81,7 +81,7 @@ TEST(ShardedWriter, ThreeShardsRoundTrip) {
 }
 
 TEST(ShardedWriter, OneShardHasNoIndex) {
-  TempDir dir;
+  TempFolder dir;
   save(dir.path(), 3, 7, kDefaultShardBytes);
   EXPECT_EQ(entries(dir.path()), std::set<std::string>{"model.safetensors"});
   EXPECT_EQ(value_in(dir.path(), 3), 7);
@@ -90,7 +90,7 @@ TEST(ShardedWriter, OneShardHasNoIndex) {
 }
 
 TEST(ShardedWriter, ReplacesAnOlderSaveAndRemovesItsShards) {
-  TempDir dir;
+  TempFolder dir;
   write_bytes(dir / "config.json", "{}");
   write_bytes(dir / "model-of-mine.safetensors", "not ours to remove");
   const auto ours = [&] {
@@ -118,7 +118,7 @@ TEST(ShardedWriter, ReplacesAnOlderSaveAndRemovesItsShards) {
 }
 
 TEST(ShardedWriter, AnUnfinishedSaveChangesNothing) {
-  TempDir dir;
+  TempFolder dir;
   save(dir.path(), 3, 1, 32);
   {
     ShardedWriter writer(dir.path(), specs(3), 32);
@@ -134,7 +134,7 @@ TEST(ShardedWriter, AnUnfinishedSaveChangesNothing) {
 }
 
 TEST(ShardedWriter, RefusesWrongUse) {
-  TempDir dir;
+  TempFolder dir;
   auto twice = specs(2);
   twice.push_back(twice[0]);
   expect_error(ErrorCode::kInvalidArgument, {"'t0'", "twice"}, [&] { ShardedWriter(dir.path(), twice, 1); });
@@ -148,7 +148,7 @@ TEST(ShardedWriter, RefusesWrongUse) {
 }
 
 TEST(ShardedWriter, KilledWhileWritingLeavesTheOldModel) {
-  TempDir dir;
+  TempFolder dir;
   save(dir.path(), 3, 1, 32);
   const pid_t child = ::fork();
   if (child == 0) {
@@ -175,7 +175,7 @@ constexpr Change kChanges[] = {{32, 32}, {32, 64}, {64, 32}, {32, 1000}, {1000, 
 
 // Calls fn(n) for n = 1, 2, ... until it says that the save was not disturbed any more.
 template <class Fn>
-void at_each_call(const TempDir& dir, Change change, Fn&& disturbed) {
+void at_each_call(const TempFolder& dir, Change change, Fn&& disturbed) {
   SCOPED_TRACE(fmt::format("shards of {} bytes to shards of {}", change.from, change.to));
   bool both[2] = {false, false};
   for (int n = 1;; ++n) {
@@ -194,7 +194,7 @@ void at_each_call(const TempDir& dir, Change change, Fn&& disturbed) {
 }
 
 TEST(ShardedWriter, KilledAtAnyCallLeavesOneWholeModel) {
-  TempDir dir;
+  TempFolder dir;
   for (const Change change : kChanges) {
     at_each_call(dir, change, [&](int n) {
       const pid_t child = ::fork();
@@ -211,7 +211,7 @@ TEST(ShardedWriter, KilledAtAnyCallLeavesOneWholeModel) {
 }
 
 TEST(ShardedWriter, AFullDiskAtAnyCallLeavesOneWholeModel) {
-  TempDir dir;
+  TempFolder dir;
   for (const Change change : kChanges) {
     at_each_call(dir, change, [&](int n) {
       fail_call(n, ENOSPC);
@@ -233,7 +233,7 @@ TEST(ShardedWriter, AFullDiskAtAnyCallLeavesOneWholeModel) {
 }
 
 TEST(ShardedWriter, AReaderNeverMixesTwoModels) {
-  TempDir dir;
+  TempFolder dir;
   for (const std::uint64_t to : {32u, 64u, 1000u}) {
     save(dir.path(), 3, 1, 32);
     before_open("model-00002-of-00003.safetensors", [&] { save(dir.path(), 3, 2, to); });
@@ -244,7 +244,7 @@ TEST(ShardedWriter, AReaderNeverMixesTwoModels) {
 }
 
 TEST(ShardedWriter, AnIndexThatIsNoUseIsReplaced) {
-  TempDir dir;
+  TempFolder dir;
   write_bytes(dir / kIndexFile, "not JSON");
   save(dir.path(), 3, 1, 32);
   EXPECT_EQ(entries(dir.path()), kThreeShards);
@@ -252,7 +252,7 @@ TEST(ShardedWriter, AnIndexThatIsNoUseIsReplaced) {
 }
 
 TEST(ShardedWriter, KeepsStagedNamesWithoutHardLinks) {
-  TempDir dir;
+  TempFolder dir;
   save(dir.path(), 3, 1, 32);
   refuse_links(true);
   save(dir.path(), 3, 2, 32);

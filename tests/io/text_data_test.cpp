@@ -19,7 +19,7 @@ std::vector<Item> all_of(Reader&& reader) {
 using Ids = std::vector<std::vector<std::int32_t>>;
 
 Ids ids_in(const std::string& text, Index vocab = 100) {
-  TempDir dir;
+  TempFolder dir;
   write_bytes(dir / "x.ids", text);
   return all_of<IdsReader, std::vector<std::int32_t>>(IdsReader(dir / "x.ids", vocab));
 }
@@ -48,14 +48,14 @@ TEST(IdsReader, ErrorsNameLineAndColumn) {
   expect_error(ErrorCode::kInvalidArgument, {"0 tokens"}, [] { ids_in("", 0); });
   expect_error(ErrorCode::kIo, {"none.ids", "No such file"}, [] { IdsReader("none.ids", 5); });
   expect_error(ErrorCode::kIo, {"cannot read", "directory"}, [] {
-    TempDir dir;
+    TempFolder dir;
     std::vector<std::int32_t> ids;
     IdsReader(dir.path(), 5).next(ids);
   });
 }
 
 TEST(LineReader, LinesLongerThanItsReads) {
-  TempDir dir;
+  TempFolder dir;
   std::vector<std::string> lines;
   std::string text;
   for (std::size_t length : {65535u, 65536u, 0u, 300000u, 1u, 65537u}) {
@@ -75,7 +75,7 @@ TEST(LineReader, LinesLongerThanItsReads) {
 
 TEST(LineReader, RefusesALineWithoutEnd) {
   // Sparse: the file takes no space on the disk.
-  TempDir dir;
+  TempFolder dir;
   write_bytes(dir / "x", "first\n");
   std::filesystem::resize_file(dir / "x", LineReader::kMaxLine + 100);
   LineReader reader(dir / "x");
@@ -85,7 +85,7 @@ TEST(LineReader, RefusesALineWithoutEnd) {
 }
 
 std::vector<std::string> text_in(const std::string& text, std::size_t max_bytes) {
-  TempDir dir;
+  TempFolder dir;
   write_bytes(dir / "x.txt", text);
   return all_of<TextReader, std::string>(TextReader(dir / "x.txt", max_bytes));
 }
@@ -125,7 +125,7 @@ TEST(TextReader, GivesEveryByteOnce) {
 }
 
 std::vector<std::string> jsonl_in(const std::string& text, const std::string& field = "text") {
-  TempDir dir;
+  TempFolder dir;
   write_bytes(dir / "x.jsonl", text);
   return all_of<JsonlReader, std::string>(JsonlReader(dir / "x.jsonl", field));
 }

@@ -15,14 +15,14 @@ namespace {
 
 std::span<const std::byte> as_span(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-std::vector<std::string> entries(const TempDir& dir) {
+std::vector<std::string> entries(const TempFolder& dir) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(dir.path())) names.push_back(entry.path().filename());
   return names;
 }
 
 TEST(AtomicFile, AppearsOnlyWhenCommitted) {
-  TempDir dir;
+  TempFolder dir;
   write_bytes(dir / "a.txt", "old");
   {
     AtomicFile file(dir / "a.txt");
@@ -43,14 +43,14 @@ TEST(AtomicFile, AppearsOnlyWhenCommitted) {
 }
 
 TEST(AtomicFile, ReachesTheDiskBeforeItsName) {
-  TempDir dir;
+  TempFolder dir;
   take_calls();
   write_file_atomically(dir / "a.txt", "x");
   EXPECT_EQ(take_calls(), "owsrs") << "open, write, fsync of the file, rename, fsync of the folder";
 }
 
 TEST(AtomicFile, ItsTemporaryNamesAreRecognised) {
-  TempDir dir;
+  TempFolder dir;
   const AtomicFile file(dir / "model-00001-of-00002.safetensors");
   ASSERT_EQ(entries(dir).size(), 1u);
   EXPECT_EQ(target_of_temporary(entries(dir)[0]), "model-00001-of-00002.safetensors");
@@ -60,7 +60,7 @@ TEST(AtomicFile, ItsTemporaryNamesAreRecognised) {
 }
 
 TEST(AtomicFile, SaysWhatIsWrongAndWhatToDo) {
-  TempDir dir;
+  TempFolder dir;
   expect_error(ErrorCode::kIo, {"none/a.txt", "No such file", "create the folder"},
                [&] { AtomicFile(dir / "none/a.txt"); });
   expect_error(ErrorCode::kInvalidArgument, {"file name"}, [&] { AtomicFile(dir / ""); });
@@ -97,7 +97,7 @@ std::string error_in_child(Fn&& fn) {
 }
 
 TEST(AtomicFile, AWriteThatFailsLeavesTheOldFile) {
-  TempDir dir;
+  TempFolder dir;
   write_bytes(dir / "a.txt", "old");
   const std::string text = error_in_child([&] {
     ::signal(SIGXFSZ, SIG_IGN);
@@ -111,7 +111,7 @@ TEST(AtomicFile, AWriteThatFailsLeavesTheOldFile) {
 }
 
 TEST(AtomicFile, AFolderWithoutPermission) {
-  TempDir dir;
+  TempFolder dir;
   ::chmod(dir.path().c_str(), 0555);
   const std::string text = error_in_child([&] {
     if (::geteuid() == 0 && ::setuid(65534) != 0) throw std::runtime_error("setuid failed");  // root may do anything
@@ -128,7 +128,7 @@ const std::vector<TensorSpec> kSpecs{{"a", DType::kBF16, {2, 3}},
                                      {"scalar \"\xc3\xa4\"", DType::kI64, {}}};
 
 TEST(SafetensorsWriter, WhatItWritesReadsBack) {
-  TempDir dir;
+  TempFolder dir;
   Tensor a(DType::kBF16, {2, 3});
   for (int i = 0; i < 6; ++i) a.data<BFloat16>()[i] = BFloat16(static_cast<float>(i));
   const float b[2] = {1.5f, -3};
@@ -158,7 +158,7 @@ TEST(SafetensorsWriter, WhatItWritesReadsBack) {
 }
 
 TEST(SafetensorsWriter, RefusesWhatWasNotDeclared) {
-  TempDir dir;
+  TempFolder dir;
   {
     SafetensorsWriter writer(dir / "x.safetensors", kSpecs);
     const Tensor good(DType::kBF16, {2, 3});
@@ -185,7 +185,7 @@ TEST(SafetensorsWriter, RefusesWhatWasNotDeclared) {
 }
 
 TEST(SafetensorsWriter, RefusesNamesThatCannotBe) {
-  TempDir dir;
+  TempFolder dir;
   const auto with_names = [&](std::initializer_list<std::string> names, const Metadata& metadata = {}) {
     std::vector<TensorSpec> specs;
     for (const auto& name : names) specs.push_back({name, DType::kU8, {1}});

@@ -6,6 +6,7 @@
 
 #include "dsmoe/model_config.h"
 #include "support/expect_error.h"
+#include "support/temp_folder.h"
 
 namespace dsmoe {
 namespace {
@@ -189,17 +190,16 @@ TEST(ConfigJson, RefusesWhatIsNotJson) {
 }
 
 TEST(ConfigJson, LoadsAFolderOrAFile) {
-  char folder[] = "/tmp/dsmoe_config_XXXXXX";
-  ASSERT_NE(mkdtemp(folder), nullptr);
-  const std::filesystem::path dir = folder;
+  const testing::TempFolder folder;
+  const std::filesystem::path& dir = folder.path();
   EXPECT_TRUE(testing::throws_error([&] { ModelConfig::load(dir); }, {"cannot open", "config.json", "No such file"}));
   std::ofstream(dir / "config.json") << k16B;
   EXPECT_EQ(ModelConfig::load(dir).hidden_size, 2048);
   EXPECT_EQ(ModelConfig::load(dir / "config.json").hidden_size, 2048);
   std::ofstream(dir / "bad.json") << R"({"hidden_size": 0})";
-  EXPECT_TRUE(testing::throws_error([&] { ModelConfig::load(dir / "bad.json"); }, {folder, "bad.json: hidden_size is 0"}));
+  EXPECT_TRUE(
+      testing::throws_error([&] { ModelConfig::load(dir / "bad.json"); }, {dir.c_str(), "bad.json: hidden_size is 0"}));
   EXPECT_TRUE(testing::throws_error([&] { ModelConfig::load("/dev/zero"); }, {"/dev/zero", "not a config.json"}));
-  std::filesystem::remove_all(dir);
 }
 
 TEST(ConfigJson, TrainingFieldsAreWrittenWhenSet) {

@@ -23,7 +23,7 @@ using io::expect_error;
 using io::GgufFile;
 using io::GgufMetadata;
 using io::GgufValue;
-using io::TempDir;
+using testing::TempFolder;
 
 ModelConfig small() {
   ModelConfig c;
@@ -71,7 +71,7 @@ class GgufModel : public ::testing::Test {
     return out;
   }
 
-  TempDir dir_;
+  TempFolder dir_;
   Context ctx_{2};
   int files_ = 0;
 };
@@ -316,21 +316,24 @@ TEST(GgufTypes, MixturesAndRowsThatDoNotFit) {
       if (t.name == name) return std::string(to_string(gguf_dtype(gguf_file_type(type), config, t)));
     return std::string("no such tensor");
   };
-  EXPECT_EQ(dtype_of(c, "q4_k_m", "token_embd.weight"), "q4_k");
-  EXPECT_EQ(dtype_of(c, "q4_k_m", "output.weight"), "q6_k");
-  EXPECT_EQ(dtype_of(c, "q4_0", "output.weight"), "q6_k");
-  EXPECT_EQ(dtype_of(c, "q8_0", "output.weight"), "q8_0");
-  EXPECT_EQ(dtype_of(c, "q4_k_m", "blk.0.attn_v.weight"), "q6_k");
-  EXPECT_EQ(dtype_of(c, "q4_k_m", "blk.3.attn_v.weight"), "q4_k");
-  EXPECT_EQ(dtype_of(c, "q4_k_m", "blk.5.attn_v.weight"), "q6_k");
-  EXPECT_EQ(dtype_of(c, "q4_k_m", "blk.27.attn_q.weight"), "q4_k");
-  EXPECT_EQ(dtype_of(c, "q4_k_m", "blk.3.ffn_down_exps.weight"), "q5_0") << "1408 is no multiple of 256";
-  EXPECT_EQ(dtype_of(c, "q4_k_m", "blk.1.ffn_down_exps.weight"), "q8_0");
-  EXPECT_EQ(dtype_of(c, "q4_k", "blk.1.ffn_down_exps.weight"), "q5_0");
-  EXPECT_EQ(dtype_of(c, "q4_k", "blk.1.ffn_down_shexp.weight"), "q4_k");
-  EXPECT_EQ(dtype_of(c, "q6_k", "blk.1.ffn_down_exps.weight"), "q8_0");
-  EXPECT_EQ(dtype_of(c, "q4_0", "blk.1.ffn_gate_inp.weight"), "f32");
-  EXPECT_EQ(dtype_of(c, "q4_0", "blk.1.ffn_norm.weight"), "f32");
+  const char* expected[][3] = {
+      {"q4_k_m", "token_embd.weight", "q4_k"},
+      {"q4_k_m", "output.weight", "q6_k"},
+      {"q4_0", "output.weight", "q6_k"},
+      {"q8_0", "output.weight", "q8_0"},
+      {"q4_k_m", "blk.0.attn_v.weight", "q6_k"},
+      {"q4_k_m", "blk.3.attn_v.weight", "q4_k"},
+      {"q4_k_m", "blk.5.attn_v.weight", "q6_k"},
+      {"q4_k_m", "blk.27.attn_q.weight", "q4_k"},
+      {"q4_k_m", "blk.3.ffn_down_exps.weight", "q5_0"},  // 1408 is no multiple of 256
+      {"q4_k_m", "blk.1.ffn_down_exps.weight", "q8_0"},
+      {"q4_k", "blk.1.ffn_down_exps.weight", "q5_0"},
+      {"q4_k", "blk.1.ffn_down_shexp.weight", "q4_k"},
+      {"q6_k", "blk.1.ffn_down_exps.weight", "q8_0"},
+      {"q4_0", "blk.1.ffn_gate_inp.weight", "f32"},
+      {"q4_0", "blk.1.ffn_norm.weight", "f32"},
+  };
+  for (const auto& [type, tensor, dtype] : expected) EXPECT_EQ(dtype_of(c, type, tensor), dtype) << type << ' ' << tensor;
   ModelConfig odd = small();
   odd.moe_intermediate_size = 24, odd.tie_word_embeddings = true;
   EXPECT_EQ(dtype_of(odd, "q4_0", "blk.1.ffn_down_exps.weight"), "f16");

@@ -32,6 +32,38 @@ std::vector<std::string> findings(const std::vector<File>& files) {
   return found;
 }
 
+// Tests run at the same time as others, and as tests of other checkouts: a name of its own comes from TempFolder alone.
+const std::vector<std::string> kOwnFolders = {
+    std::string("testing::Temp") + "Dir(",
+    std::string("\"/t") + "mp",
+    std::string("get") + "pid",
+    std::string("temp_directory") + "_path",
+    std::string("mk") + "dtemp",
+    std::string("mks") + "temp",
+    std::string("tmp") + "nam",
+};
+
+std::vector<std::string> own_folders(const std::vector<File>& files) {
+  std::vector<std::string> found;
+  for (const File& file : files) {
+    if (!file.in("tests") || !file.is_source() || file.path == "tests/support/temp_folder.h") continue;
+    for (const std::string& word : kOwnFolders)
+      if (file.text.find(word) != std::string::npos)
+        found.push_back(file.path + " holds " + word + "; use TempFolder of tests/support/temp_folder.h");
+  }
+  return found;
+}
+
+TEST(RepoText, TestsShareNoTemporaryFile) { EXPECT_EQ(joined(own_folders(tree())), ""); }
+
+TEST(RepoText, TheCheckerOfTemporaryFilesCanFail) {
+  for (const std::string& word : kOwnFolders) {
+    EXPECT_EQ(own_folders({{"tests/io/a_test.cpp", "x(" + word + "x\n"}}).size(), 1u) << word;
+    EXPECT_EQ(own_folders({{"src/io/a.cpp", word}, {"tests/support/temp_folder.h", word}, {"tests/a.md", word}}).size(),
+              0u);
+  }
+}
+
 TEST(RepoText, HoldsNothingForbidden) { EXPECT_EQ(joined(findings(tree())), ""); }
 
 TEST(RepoText, TheCheckerCanFail) {

@@ -1,10 +1,10 @@
 #include "study/compare.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "study/report.h"
 #include "support/expect_error.h"
+#include "support/temp_folder.h"
 #include "train/corpus/builtin_tokenizer.h"
 
 namespace dsmoe::study {
@@ -53,8 +53,7 @@ TEST(Compare, VerdictsAreHonest) {
 }
 
 TEST(Compare, GoesOnWhereItWasStopped) {
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / ("dsmoe_compare_" + std::to_string(getpid()));
+  const testing::TempFolder folder;
   CompareOptions o;
   o.base = base();
   o.seeds = 2;
@@ -91,7 +90,6 @@ TEST(Compare, GoesOnWhereItWasStopped) {
 
   o.train.lr = 0.5;
   EXPECT_TRUE(throws_error([&] { compare(ctx, o, tokenizer, folder / "whole"); }, {"other options"}));
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
 #include "study/inspect.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
 
 #include "study/random_routing.h"
 #include "support/expect_error.h"
+#include "support/temp_folder.h"
 #include "train/corpus/builtin_tokenizer.h"
 #include "train/corpus/corpus.h"
 
@@ -18,10 +18,6 @@ using dsmoe::testing::throws_error;
 class Inspect : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              (std::string("dsmoe_inspect_") + ::testing::UnitTest::GetInstance()->current_test_info()->name() +
-               std::to_string(getpid()));
-    std::filesystem::create_directories(folder_);
     test::Draw draw(2);
     for (const char* name : {"a.ids", "b.ids"}) {
       std::ofstream file(folder_ / name);
@@ -31,13 +27,12 @@ class Inspect : public ::testing::Test {
       }
     }
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string path(const char* name) const { return (folder_ / name).string(); }
   LabelledData data(Index limit = 0, Index context = 40) const {
     return LabelledData({DataSource::parse(path("a.ids")), DataSource::parse("second=" + path("b.ids"))}, {},
                         {.vocab_size = 50, .context = context, .tokens_per_domain = limit});
   }
-  std::filesystem::path folder_;
+  testing::TempFolder folder_;
 };
 
 TEST_F(Inspect, DataAreCutLabelledAndLimited) {

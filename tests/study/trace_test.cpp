@@ -1,13 +1,13 @@
 #include "study/trace.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
 #include <iterator>
 
 #include "study/random_routing.h"
 #include "support/expect_error.h"
+#include "support/temp_folder.h"
 
 namespace dsmoe::study {
 namespace {
@@ -15,21 +15,17 @@ namespace {
 using dsmoe::testing::throws_error;
 using namespace std::string_literals;
 
-std::filesystem::path temporary(const char* name) {
-  return std::filesystem::temp_directory_path() / (std::string("dsmoe_trace_") + name + std::to_string(getpid()));
-}
-
 // The bytes of a trace of these batches.
 std::string written(const RoutingShape& shape, const std::vector<RoutingBatch>& batches,
                     const std::vector<std::string>& domains = {"prose", "code"}) {
-  const std::filesystem::path path = temporary("written");
+  const testing::TempFolder folder;
+  const std::filesystem::path path = folder / "trace";
   TraceWriter writer(path, shape);
   for (const RoutingBatch& b : batches) writer.add(b, domains);
   writer.finish();
   std::ifstream file(path, std::ios::binary);
   std::string bytes{std::istreambuf_iterator<char>(file), {}};
   EXPECT_EQ(bytes.size(), writer.bytes());
-  std::filesystem::remove(path);
   return bytes;
 }
 
@@ -85,12 +81,12 @@ TEST(Trace, IsCompactAndLongBatchesAreCut) {
 }
 
 TEST(Trace, NothingAppearsBeforeItIsFinished) {
-  const std::filesystem::path path = temporary("unfinished");
+  const testing::TempFolder folder;
   {
-    TraceWriter writer(path, small_shape());
+    TraceWriter writer(folder / "trace", small_shape());
     for (const RoutingBatch& b : random_batches(small_shape(), 2, 1)) writer.add(b, std::vector<std::string>{"a", "b"});
   }
-  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 TEST(Trace, HostileBytesAreRefused) {

@@ -7,6 +7,7 @@
 
 #include "support.h"
 #include "support/expect_error.h"
+#include "support/temp_folder.h"
 
 namespace dsmoe::test {
 namespace {
@@ -128,9 +129,9 @@ TEST(BpeTrainer, WhatItLearnsIsATokenizer) {
   }
   EXPECT_LT(t.encode(" hello world", {.add_bos = false}).size(), 4u) << "frequent words are short";
   EXPECT_EQ(t.encode("2024", {.add_bos = false}).size(), 4u) << "digits stay apart";
-  const std::string folder = ::testing::TempDir() + "bpe_trainer_test";
-  t.save(folder);
-  const Tokenizer again = Tokenizer::load(folder);
+  const dsmoe::testing::TempFolder folder;
+  t.save(folder.path());
+  const Tokenizer again = Tokenizer::load(folder.path());
   EXPECT_EQ(again.encode("hello world 42"), t.encode("hello world 42"));
   EXPECT_EQ(again.chat_template(), t.chat_template());
   EXPECT_NE(again.chat_template(), "");

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <thread>
 
+#include "support/temp_folder.h"
 #include "tokenizer/support.h"
 
 namespace dsmoe {
@@ -218,16 +219,15 @@ TEST(DeepSeek, FromItsParts) {
 }
 
 TEST(DeepSeek, SavedAsItWas) {
-  const std::string folder = testing::TempDir() + "dsmoe_tokenizer_save";
-  deepseek().save(folder);
+  const testing::TempFolder folder;
+  deepseek().save(folder.path());
   const auto text = [](const std::string& path) {
     std::ifstream in(path, std::ios::binary);
     return std::string(std::istreambuf_iterator<char>(in), {});
   };
-  EXPECT_EQ(text(folder + "/tokenizer.json"), read("tokenizer.json"));
-  EXPECT_EQ(text(folder + "/tokenizer_config.json"), read("tokenizer_config.json"));
-  EXPECT_EQ(Tokenizer::load(folder + "/tokenizer.json").encode("Hello"), (Ids{100000, 17464}));
-  std::filesystem::remove_all(folder);
+  EXPECT_EQ(text(folder / "tokenizer.json"), read("tokenizer.json"));
+  EXPECT_EQ(text(folder / "tokenizer_config.json"), read("tokenizer_config.json"));
+  EXPECT_EQ(Tokenizer::load(folder / "tokenizer.json").encode("Hello"), (Ids{100000, 17464}));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "support/temp_folder.h"
 #include "tokenizer/support.h"
 
 namespace dsmoe {
@@ -134,14 +135,13 @@ TEST(Tokenizer, ChatTemplateInItsThreePlaces) {
   EXPECT_EQ(
       with(json::parse(R"({"chat_template": [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]})")),
       "d");
-  const std::string folder = testing::TempDir() + "dsmoe_tokenizer_jinja";
-  small(json::object(), {{"chat_template", "one"}}).save(folder);
-  EXPECT_EQ(Tokenizer::load(folder).chat_template(), "one");
-  std::ofstream(folder + "/chat_template.jinja") << "two";
-  EXPECT_EQ(Tokenizer::load(folder).chat_template(), "two");
-  Tokenizer::load(folder).save(folder + "/copy");
-  EXPECT_EQ(Tokenizer::load(folder + "/copy").chat_template(), "two");
-  std::filesystem::remove_all(folder);
+  const testing::TempFolder folder;
+  small(json::object(), {{"chat_template", "one"}}).save(folder.path());
+  EXPECT_EQ(Tokenizer::load(folder.path()).chat_template(), "one");
+  std::ofstream(folder / "chat_template.jinja") << "two";
+  EXPECT_EQ(Tokenizer::load(folder.path()).chat_template(), "two");
+  Tokenizer::load(folder.path()).save(folder / "copy");
+  EXPECT_EQ(Tokenizer::load(folder / "copy").chat_template(), "two");
 }
 
 TEST(Tokenizer, RefusesByName) {

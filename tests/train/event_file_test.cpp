@@ -12,7 +12,7 @@
 namespace dsmoe::train {
 namespace {
 
-using test::TempDir;
+using testing::TempFolder;
 
 template <class T>
 T number_at(std::string_view bytes, std::size_t at) {
@@ -77,7 +77,7 @@ TEST(TrainEventFile, ChecksumsAreThoseOfTheFormat) {
 }
 
 TEST(TrainEventFile, HoldsWhatWasAdded) {
-  TempDir dir;
+  TempFolder dir;
   {
     EventFile events(dir / "tb", 7);
     const std::vector<std::pair<std::string, double>> values = {{"train/loss", 2.5}, {"lr", 1e-3}};

@@ -7,18 +7,24 @@
 #include <numeric>
 
 #include "support/expect_error.h"
+#include "support/temp_folder.h"
 #include "train/permutation.h"
 
 namespace dsmoe::train {
 namespace {
 
-std::filesystem::path write(const std::string& text) {
-  const std::filesystem::path path = std::filesystem::path(::testing::TempDir()) / "ids_dataset_test.ids";
-  std::ofstream(path) << text;
-  return path;
-}
+class TrainIdsDataset : public ::testing::Test {
+ protected:
+  std::filesystem::path write(const std::string& text) const {
+    std::ofstream(folder_ / "x.ids") << text;
+    return folder_ / "x.ids";
+  }
 
-TEST(TrainIdsDataset, SequentialOrderWrapsAround) {
+ private:
+  testing::TempFolder folder_;
+};
+
+TEST_F(TrainIdsDataset, SequentialOrderWrapsAround) {
   const IdsDataset data(write("1 2 3\n4 5 6\n7 8 9\n"), 10, IdsDataset::Order::kSequential, 0);
   EXPECT_EQ(data.sequences(), 3);
   const Batch batch = data.batch(2, 2);
@@ -28,7 +34,7 @@ TEST(TrainIdsDataset, SequentialOrderWrapsAround) {
   EXPECT_EQ(batch.targets, (std::vector<std::int32_t>{8, 9, 2, 3}));
 }
 
-TEST(TrainIdsDataset, EveryShuffledEpochHasEveryLineOnce) {
+TEST_F(TrainIdsDataset, EveryShuffledEpochHasEveryLineOnce) {
   std::string text;
   for (int i = 0; i < 37; ++i) text += std::to_string(i) + " 1\n";
   const auto path = write(text);
@@ -45,13 +51,13 @@ TEST(TrainIdsDataset, EveryShuffledEpochHasEveryLineOnce) {
   EXPECT_EQ(data.batch(5, 3).ids, (std::vector<std::int32_t>(first.begin() + 5, first.begin() + 8)));
 }
 
-TEST(TrainIdsDataset, RefusesLinesThatCannotBeTrainedOn) {
-  EXPECT_TRUE(testing::throws_error([] { IdsDataset(write("1 2 3\n1 2\n"), 10, IdsDataset::Order::kSequential, 0); },
+TEST_F(TrainIdsDataset, RefusesLinesThatCannotBeTrainedOn) {
+  EXPECT_TRUE(testing::throws_error([&] { IdsDataset(write("1 2 3\n1 2\n"), 10, IdsDataset::Order::kSequential, 0); },
                                     {":2", "2 token ids", "3"}));
-  EXPECT_TRUE(testing::throws_error([] { IdsDataset(write("1\n"), 10, IdsDataset::Order::kSequential, 0); },
+  EXPECT_TRUE(testing::throws_error([&] { IdsDataset(write("1\n"), 10, IdsDataset::Order::kSequential, 0); },
                                     {":1", "one token id"}));
   EXPECT_TRUE(
-      testing::throws_error([] { IdsDataset(write(""), 10, IdsDataset::Order::kSequential, 0); }, {"no token ids"}));
+      testing::throws_error([&] { IdsDataset(write(""), 10, IdsDataset::Order::kSequential, 0); }, {"no token ids"}));
 }
 
 TEST(TrainPermutation, IsOneForEverySize) {

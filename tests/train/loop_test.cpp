@@ -13,11 +13,8 @@
 namespace dsmoe::train {
 namespace {
 
-using test::make_trainer;
-using test::small_config;
-using test::small_options;
-using test::TempDir;
-using test::Walks;
+using namespace test;
+using testing::TempFolder;
 
 TrainOptions run_options() {
   TrainOptions o = small_options();
@@ -69,7 +66,7 @@ struct Case {
 class TrainResume : public ::testing::TestWithParam<Case> {};
 
 TEST_P(TrainResume, IsBitExactForAnyThreads) {
-  TempDir dir;
+  TempFolder dir;
   TrainOptions o = run_options();
   o.schedule_steps = 10;
   o.dtype = GetParam().dtype;
@@ -104,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(All, TrainResume,
                          [](const auto& test) { return test.param.name; });
 
 TEST(TrainLoop, LogsEveryStep) {
-  TempDir dir;
+  TempFolder dir;
   const RunResult result = run_in(dir / "out", run_options(), 2);
   EXPECT_EQ(result.steps, 10);
   EXPECT_EQ(result.tokens, 10 * 4 * 16);
@@ -125,7 +122,7 @@ TEST(TrainLoop, LogsEveryStep) {
 }
 
 TEST(TrainLoop, KeepsBestAndLastAndIsAModelItself) {
-  TempDir dir;
+  TempFolder dir;
   RunHooks hooks;
   hooks.extra_files = [](const std::filesystem::path& folder) { std::ofstream(folder / "tokenizer.json") << "{}"; };
   const RunResult result = run_in(dir / "out", run_options(), 2, hooks);
@@ -144,7 +141,7 @@ TEST(TrainLoop, KeepsBestAndLastAndIsAModelItself) {
 }
 
 TEST(TrainLoop, StopsWhenAskedAndSaves) {
-  TempDir dir;
+  TempFolder dir;
   Index steps = 0;
   RunHooks hooks;
   hooks.step = [&](const StepRecord&) { ++steps; };
@@ -156,7 +153,7 @@ TEST(TrainLoop, StopsWhenAskedAndSaves) {
 
 // A checkpoint that was complete when its run was killed, but not yet the last one, gives way to the new one of its name.
 TEST(TrainRunFolder, ReplacesACheckpointThatIsNotTheLast) {
-  TempDir dir;
+  TempFolder dir;
   RunFolder folder(dir / "out");
   const auto write = [](const char* text) {
     return [text](const std::filesystem::path& to) { std::ofstream(to / "config.json") << text; };
@@ -174,14 +171,14 @@ TEST(TrainRunFolder, ReplacesACheckpointThatIsNotTheLast) {
 }
 
 TEST(TrainLoop, OneRunPerFolder) {
-  TempDir dir;
+  TempFolder dir;
   RunFolder folder(dir / "out");
   EXPECT_TRUE(testing::throws_error([&] { RunFolder(dir / "out"); }, {"another"}));
 }
 
 // Killed at any moment, the folder holds a whole last checkpoint, from which the run goes on to the same end.
 void kill_and_resume(int kills, std::uint64_t seed) {
-  TempDir dir;
+  TempFolder dir;
   TrainOptions o = run_options();
   o.steps = 40;
   o.save_every = 1;
@@ -239,7 +236,7 @@ TEST(DISABLED_TrainLoopSlow, SurvivesTwentyKills) { kill_and_resume(20, 2); }
 namespace {
 
 TEST(TrainLoop, ABadStepNamesTheLastGoodCheckpoint) {
-  TempDir dir;
+  TempFolder dir;
   TrainOptions o = run_options();
   Context ctx(1);
   const Walks data;

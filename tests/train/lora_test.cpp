@@ -10,10 +10,7 @@
 namespace dsmoe::train {
 namespace {
 
-using test::make_trainer;
-using test::small_config;
-using test::small_options;
-using test::Walks;
+using namespace test;
 
 TEST(TrainLora, MergedIsBasePlusAdapters) {
   Context ctx(2);

@@ -1,36 +1,16 @@
 // Small models and data for training tests.
 #pragma once
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <string>
 
 #include "core/random.h"
 #include "io/safetensors.h"
+#include "support/temp_folder.h"
 #include "train/ids_dataset.h"
 #include "train/trainer.h"
 
 namespace dsmoe::train::test {
-
-// Removed with all that is in it at the end.
-class TempDir {
- public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "dsmoe_train_XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline ModelConfig small_config() {
   ModelConfig c;

@@ -14,10 +14,7 @@
 namespace dsmoe::train {
 namespace {
 
-using test::make_trainer;
-using test::small_config;
-using test::small_options;
-using test::Walks;
+using namespace test;
 
 // Ten steps of PyTorch in float64 (tests/model/golden): losses of every step, the weights after the last.
 class TrainGolden : public ::testing::TestWithParam<std::tuple<const char*, Backend>> {};

@@ -96,7 +96,7 @@ TEST_F(BuiltinTest, TheHeldOutPartIsItsOwn) {
 }
 
 TEST_F(BuiltinTest, IdsFilesAreUsedAsTheyAre) {
-  TempDir dir;
+  TempFolder dir;
   write_bytes(dir / "x.ids", "1 2 3\n4 5 6\n");
   const Data data =
       open_dataset({.inputs = {(dir / "x.ids").string()}, .order = DataOptions::Order::kSequential}, tokenizer(), 512);

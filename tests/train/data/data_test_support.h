@@ -8,8 +8,8 @@
 namespace dsmoe::train {
 
 using io::expect_error;
-using io::TempDir;
 using io::write_bytes;
+using testing::TempFolder;
 
 inline constexpr std::int32_t kBos = 256, kEos = 257;
 
@@ -26,7 +26,7 @@ inline Tokenizer byte_tokenizer(const std::string& chat_template =
 }
 
 struct TestData {
-  TempDir dir;
+  TempFolder dir;
   DataOptions options;
   Tokenizer tokenizer = byte_tokenizer();
 

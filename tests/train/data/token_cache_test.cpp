@@ -24,7 +24,7 @@ std::vector<StreamToken> some_tokens(std::uint64_t count) {
   return tokens;
 }
 
-std::string cache_bytes(const TempDir& dir, std::uint64_t count) {
+std::string cache_bytes(const TempFolder& dir, std::uint64_t count) {
   TokenCacheWriter writer(dir / "x");
   writer.append(some_tokens(count));
   writer.finish({"the key", {"a", "b"}, 3, 4, 5, {"x:1: bad"}});
@@ -42,7 +42,7 @@ TEST(StreamToken, KeepsItsParts) {
 }
 
 TEST(TokenCache, GivesBackWhatWasWritten) {
-  TempDir dir;
+  TempFolder dir;
   const std::vector<StreamToken> tokens = some_tokens(700001);  // more than is buffered
   {
     TokenCacheWriter writer(dir / "x");
@@ -65,7 +65,7 @@ TEST(TokenCache, GivesBackWhatWasWritten) {
 }
 
 TEST(TokenCache, RefusesWhatIsNoCache) {
-  TempDir dir;
+  TempFolder dir;
   const std::string good = cache_bytes(dir, 10);
   const auto refused = [&](std::string bytes, const char* what) {
     expect_error(ErrorCode::kFormat, {"x", what}, [&] { parse_token_cache(std::as_bytes(std::span(bytes)), "x"); });
@@ -90,7 +90,7 @@ TEST(TokenCache, RefusesWhatIsNoCache) {
 }
 
 TEST(TokenCache, AnyBytesAreRefusedOrConsistent) {
-  TempDir dir;
+  TempFolder dir;
   const std::string good = cache_bytes(dir, 12);
   EXPECT_TRUE(check_token_cache(std::as_bytes(std::span(good))));
   const Philox random(1, 2);

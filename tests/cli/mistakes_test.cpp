@@ -1,0 +1,116 @@
+// What users get wrong, and disks that are full: one line that says what to do, and nothing half written.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "cli/run_program.h"
+#include "support/temp_folder.h"
+
+namespace dsmoe::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kTokenizer = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
+
+// Files of this process and of the programs it starts end here, as on a full disk.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileLimit() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+class Mistakes : public ::testing::Test {
+ protected:
+  std::string path(const char* name) const { return folder_ / name; }
+  std::string model() const {
+    const ProgramResult made = run_program({"init", "--preset", "tiny", "-o", path("model")});
+    EXPECT_EQ(made.status, 0) << made.err;
+    return path("model");
+  }
+  bool nothing_at(const char* name) const { return !fs::exists(folder_ / name); }
+  TempFolder folder_;
+};
+
+TEST_F(Mistakes, SlipsOfTheKeyboard) {
+  EXPECT_TRUE(fails(run_program({"genrate"}), 2, {"no command \"genrate\"", "did you mean generate?", "dsmoe --help"}));
+  EXPECT_TRUE(fails(run_program({"trian"}), 2, {"did you mean train?"}));
+  EXPECT_TRUE(fails(run_program({"--versoin"}), 2, {"no flag \"--versoin\"", "did you mean --version?"}));
+  EXPECT_TRUE(
+      fails(run_program({"plan", "--perset", "tiny"}), 2, {"\"--perset\"", "did you mean --preset?", "plan --help"}));
+  EXPECT_TRUE(fails(run_program({"plan", "--perset=tiny"}), 2, {"\"--perset\"", "did you mean --preset?"}));
+  EXPECT_TRUE(fails(run_program({"bench", "lawyer"}), 2, {"bench --help"}));
+  EXPECT_TRUE(fails(run_program({"info", "now"}), 2, {"no argument \"now\"", "info --help"}));
+  const ProgramResult far = run_program({"plan", "--xylophone"});
+  EXPECT_TRUE(fails(far, 2, {"\"--xylophone\""}));
+  EXPECT_FALSE(far.err_has("did you mean")) << far.err;
+}
+
+TEST_F(Mistakes, WrongModelsAndFiles) {
+  const std::string m = model();
+  EXPECT_TRUE(fails(run_program({"generate", "-m", folder_.path(), "-p", "x"}), 1, {"no config.json", "-m takes"}));
+  EXPECT_TRUE(fails(run_program({"generate", "-m", m, "-p", "x"}), 1, {"no tokenizer", "--ids"}));
+  EXPECT_TRUE(fails(run_program({"chat", "-m", m}), 1, {"no tokenizer", "tokenizer.json"}));
+  EXPECT_TRUE(fails(run_program({"eval", "-m", m, "--data", m + "/config.json"}), 1, {"no tokenizer", "tokenizer.json"}));
+  EXPECT_EQ(run_program({"generate", "-m", m, "--ids", "1,2,3", "-n", "2"}).status, 0);
+  EXPECT_EQ(run_program({"generate", "-m", m, "--ids", "1", "2", "3", "-n", "2"}).status, 0);
+  EXPECT_TRUE(fails(run_program({"generate", "-m", m, "--ids", "1", "-n", "-5"}), 2, {"-5", "-1"}));
+  EXPECT_TRUE(fails(run_program({"tokenize", "-m", kTokenizer, "-f", folder_.path()}), 1, {"is a folder; give a file"}));
+  EXPECT_TRUE(fails(run_program({"tokenize", "-m", kTokenizer, "--decode", "17464", "999999"}), 1, {"no token 999999"}));
+}
+
+TEST_F(Mistakes, AnEmptyPromptIsNotStandardInput) {
+  const ProgramResult made =
+      run_program({"train", "-o", path("t"), "--steps", "1", "--batch-size", "1", "--seq-len", "16"});
+  ASSERT_EQ(made.status, 0) << made.err;
+  const auto prompt = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"generate", "-m", path("t"), "-n", "1", "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_program(arguments, "", "from standard input").json()["prompt_ids"].size();
+  };
+  EXPECT_EQ(prompt({"-p", ""}), 1u) << "the beginning of a text";
+  EXPECT_GT(prompt({}), 1u);
+}
+
+TEST_F(Mistakes, PlacesThatCannotBeWrittenAreLeftAsTheyWere) {
+  const std::string m = model(), in_a_file = m + "/config.json/x";
+  EXPECT_TRUE(fails(run_program({"convert", m, "-o", m + "/config.json"}), 1, {"config.json is a file", "another name"}));
+  EXPECT_TRUE(fails(run_program({"init", "--preset", "tiny", "-o", in_a_file}), 1, {"config.json is a file"}));
+  EXPECT_TRUE(fails(run_program({"convert", m, "-o", ""}), 1, {"-o is empty"}));
+  fs::create_directory(path("x.gguf"));
+  EXPECT_TRUE(fails(run_program({"convert", m, "-o", path("x.gguf"), "--force"}), 1, {"x.gguf is a folder"}));
+  EXPECT_TRUE(fails(run_program({"upcycle", "-m", m, "-o", path("new")}), 1, {"dense"}));
+  EXPECT_TRUE(nothing_at("new")) << "refused before anything was made";
+  // More than any disk has.
+  EXPECT_TRUE(fails(run_program({"init", "--preset", "paper-145b", "-o", path("deep/new")}), 1, {"free", "another disk"}));
+  EXPECT_TRUE(nothing_at("deep"));
+}
+
+TEST_F(Mistakes, AFullDiskLeavesNoHalfFile) {
+  const std::string m = model();
+  const FileLimit limit(4000);
+  EXPECT_TRUE(fails(run_program({"convert", m, "-o", path("x.gguf")}), 1, {"x.gguf", "File too large", "ulimit"}));
+  EXPECT_TRUE(
+      fails(run_program({"init", "--preset", "tiny", "-o", path("new")}), 1, {"model.safetensors", "File too large"}));
+  EXPECT_TRUE(nothing_at("new") || fs::is_empty(folder_ / "new"));
+  const ProgramResult learned = run_program(
+      {"tokenizer", "train", "--data", "builtin", "--max-mb", "1", "--vocab-size", "400", "--out", path("tokenizer")});
+  EXPECT_EQ(learned.status, 1);
+  EXPECT_TRUE(learned.err_has("tokenizer.json: cannot be written: File too large; choose another folder")) << learned.err;
+  EXPECT_TRUE(fs::is_empty(folder_ / "tokenizer"));
+  for (const auto& entry : fs::directory_iterator(folder_.path()))
+    EXPECT_FALSE(entry.is_regular_file()) << entry.path() << " was left";
+}
+
+}  // namespace
+}  // namespace dsmoe::testing
