@@ -79,7 +79,7 @@ void run(Options o, const std::string& command) {
   flush_output();
 
   Context ctx(o.threads);
-  const Interrupt interrupt;
+  const Interrupt interrupt(Work::kUnattended);
   const std::int64_t runs = 4 * o.compare.seeds;
   std::optional<Progress> progress;
   study::CompareHooks hooks;
@@ -91,7 +91,8 @@ void run(Options o, const std::string& command) {
   const std::optional<study::Comparison> found = study::compare(ctx, o.compare, tokenizer, o.out, hooks);
   if (progress) progress->finish();
   if (!found) {
-    print(fmt::format("Stopped. Go on with the same command.\n"));
+    if (o.json) return print_json({{"stopped", true}, {"signal", interrupt.signal_name()}});
+    print(fmt::format("Stopped by {}. Go on with the same command.\n", interrupt.signal_name()));
     return;
   }
   const std::filesystem::path out = o.out;

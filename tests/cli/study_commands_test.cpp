@@ -163,6 +163,13 @@ TEST_F(StudyCommands, CompareTrainsAllFourAndGoesOn) {
     EXPECT_TRUE(std::filesystem::exists(path("out") + "/" + file)) << file;
   const Json again = good(run_program(command));
   EXPECT_EQ(again["models"], j["models"]) << "all runs are there, none is trained again";
+  // A reader of its progress that goes away does not end it, as it would by SIGPIPE.
+  std::string line = std::string(DSMOE_PROGRAM);
+  for (const std::string& argument : command) line += " " + (argument == path("out") ? path("piped") : argument);
+  EXPECT_EQ(std::system(("{ " + line + " 2>&1 >/dev/null; echo $? >" + path("status") + "; } | true").c_str()), 0);
+  EXPECT_EQ(read(path("status")), "0\n");
+  EXPECT_EQ(Json::parse(read(path("piped") + "/compare.json"))["models"], j["models"]);
+
   std::vector<std::string> other = command;
   other.insert(other.end(), {"--lr", "0.1"});
   EXPECT_TRUE(fails(run_program(other), 1, {"other options"}));
