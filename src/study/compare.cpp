@@ -194,15 +194,7 @@ std::optional<Outcome> run_one(Context& ctx, const CompareOptions& options, Inde
   if (std::optional<Outcome> done = stored_outcome(folder / "outcome.json")) return done;
   train::TrainOptions o = options.train;
   o.seed = seed;
-  train::DataOptions data_options;
-  data_options.inputs = o.data;
-  data_options.sequence_length = o.seq_len;
-  data_options.order =
-      o.order == "sequential" ? train::DataOptions::Order::kSequential : train::DataOptions::Order::kShuffled;
-  data_options.seed = seed;
-  data_options.holdout = o.holdout;
-  data_options.field = o.field;
-  const train::Data data = train::open_dataset(data_options, tokenizer, c.config.vocab_size);
+  const train::Data data = train::open_dataset(train::data_options(o), tokenizer, c.config.vocab_size);
   require(data.held_out != nullptr,
           "a comparison needs held-out data; give a --holdout above 0, or data that can be split");
 

@@ -226,5 +226,50 @@ TEST_F(TrainCommand, BenchTrainPrintsItsBound) {
       EXPECT_GT(row[field], 0) << field;
 }
 
+// The goal: at most one and a half times what weights, gradients, moments and kept activations take.
+TEST_F(TrainCommand, AStepTakesLittleMoreMemoryThanWhatItKeeps) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers take memory of their own";
+#endif
+  const ProgramResult r = run_program({"bench", "train", "-r", "1", "--json"});
+  ASSERT_EQ(r.status, 0) << r.err;
+  for (const nlohmann::json& row : r.json()["results"]) {
+    const double needed = row["state_bytes"].get<double>() + row["activation_bytes"].get<double>();
+    if (row["memory_bytes"] == 0) GTEST_SKIP() << "the system does not tell how much memory a process had at most";
+    EXPECT_GT(row["memory_bytes"], 0.9 * needed) << "less than it holds: measured wrongly";
+    EXPECT_LT(row["memory_bytes"], 1.5 * needed) << row;
+  }
+}
+
+TEST_F(TrainCommand, DomainsComeFromFilesAndFields) {
+  fs::create_directories(dir_ / "texts");
+  for (const char* name : {"cats", "dogs"}) {
+    std::ofstream text(dir_ / "texts" / (std::string(name) + ".txt"));
+    for (int i = 0; i < 200; ++i) text << "the " << name << ' ' << i << " sat on the mat\n";
+  }
+  std::ofstream lines(dir_ / "x.jsonl");
+  for (int i = 0; i < 400; ++i)
+    lines << (i % 2 ? R"({"text": "the cat sat on the mat and slept", "kind": "cats"})"
+                    : R"({"text": "a dog ran to the house and barked", "kind": "dogs"})")
+          << '\n';
+  lines.close();
+  const auto domains = [&](const std::string& data, std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"train",        "--data", data,        "-o", out("run"),  "--steps", "1",
+                                          "--batch-size", "1",      "--seq-len", "16", "--holdout", "0.3",     "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProgramResult r = run_program(arguments);
+    EXPECT_EQ(r.status, 0) << r.err;
+    fs::remove_all(out("run"));
+    return r.status == 0 && r.json().contains("eval_domains") ? r.json()["eval_domains"] : nlohmann::json::object();
+  };
+  EXPECT_EQ(domains(dir_ / "texts", {}).size(), 0u) << "one folder, one domain";
+  const nlohmann::json by_file = domains(dir_ / "texts", {"--label-by", "file"});
+  EXPECT_TRUE(by_file.contains("cats") && by_file.contains("dogs")) << by_file;
+  EXPECT_EQ(domains(dir_ / "x.jsonl", {}).size(), 0u);
+  const nlohmann::json by_field = domains(dir_ / "x.jsonl", {"--label-field", "kind"});
+  EXPECT_TRUE(by_field.contains("cats") && by_field.contains("dogs")) << by_field;
+  EXPECT_TRUE(fails(run_program({"train", "-o", out("x"), "--label-by", "colour"}), 1, {"colour", "folder or file"}));
+}
+
 }  // namespace
 }  // namespace dsmoe
