@@ -82,6 +82,13 @@ TEST(Compare, GoesOnWhereItWasStopped) {
     EXPECT_EQ(whole->outcomes[i].ablations.empty(), whole->outcomes[i].contender == 3);
   }
   EXPECT_GT(whole->outcomes[0].domains.size(), 1u);
+  const Plot difference = curve_plots(*whole)[1];
+  ASSERT_EQ(difference.lines.size(), 4u);
+  for (std::size_t m = 0; m < 4; ++m) {
+    const std::vector<double> a = whole->losses(0), b = whole->losses(m);
+    EXPECT_NEAR(difference.lines[m].points.back().y, (b[0] - a[0] + b[1] - a[1]) / 2, 1e-12) << m;
+    EXPECT_EQ(difference.lines[m].points.size(), 2u);
+  }
   const auto j = comparison_json(*whole, {{"name", "x"}});
   EXPECT_EQ(j["models"].size(), 4u);
   EXPECT_EQ(j["models"][2]["losses"].size(), 2u);
