@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <fstream>
+
+#include "io/json_text.h"
 #include "study/report.h"
 #include "support/expect_error.h"
 #include "train/corpus/builtin_tokenizer.h"
@@ -96,6 +99,11 @@ TEST(Compare, GoesOnWhereItWasStopped) {
   EXPECT_FALSE(j["domains"].empty());
   EXPECT_NE(html_report(ReportKind::kCompare, "t", j).find("svg"), std::string::npos);
 
+  // A folder of a version that did not have an option yet.
+  nlohmann::json settings = io::read_json(folder / "whole" / "settings.json");
+  ASSERT_EQ(settings["train"].erase("label-by"), 1u);
+  std::ofstream(folder / "whole" / "settings.json") << settings.dump();
+  EXPECT_TRUE(compare(ctx, o, tokenizer, folder / "whole").has_value());
   o.train.lr = 0.5;
   EXPECT_TRUE(throws_error([&] { compare(ctx, o, tokenizer, folder / "whole"); }, {"other options"}));
   std::filesystem::remove_all(folder);
