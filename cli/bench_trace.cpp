@@ -1,6 +1,7 @@
 // dsmoe bench trace: what looking at the routing costs: the time that a prompt spends in the statistics and in the trace.
 #include <fmt/format.h>
 
+#include <array>
 #include <filesystem>
 #include <memory>
 
@@ -9,7 +10,9 @@
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "cli/table.h"
+#include "core/fail.h"
 #include "core/random.h"
+#include "dsmoe/routing_overrides.h"
 #include "study/routing_study.h"
 #include "study/trace.h"
 
@@ -22,6 +25,29 @@ struct Options {
   Index prompt = 512;
   int repeat = 15;
   bool json = false;
+};
+
+// What a layer does for nobody: it asks whether there is a probe, and whether routing is changed.
+double nobody_listening_seconds() {
+  constexpr int kTimes = 1 << 22;
+  const RoutingProbe probe;
+  const RoutingOverrides* overrides = nullptr;
+  std::int64_t heard = 0;
+  const double start = now_seconds();
+  for (int i = 0; i < kTimes; ++i) {
+    asm volatile("" : : "r"(&probe), "r"(&overrides) : "memory");  // both are read again every time
+    if (overrides != nullptr) ++heard;
+    if (probe) ++heard;
+  }
+  const double taken = now_seconds() - start;
+  invariant(heard == 0, "nobody was heard");
+  return taken / kTimes;
+}
+
+struct Mode {
+  const char* name;
+  study::Recorder* recorder;         // null: nobody listens
+  std::vector<double> share, whole;  // of the time of the rest, of a run without: in the sink, of whole runs
 };
 
 void run(const Options& o) {
@@ -40,7 +66,6 @@ void run(const Options& o) {
   study::RoutingStudy statistics(shape);
   study::TraceWriter writer(file, shape);
   const std::vector<std::string> domains = {"bench"};
-  // Differences of whole runs are as large as their noise, so what the sinks take is timed in them.
   double taken = 0;
   const auto timed = [&](auto work) {
     return [&taken, work](const study::RoutingBatch& b) {
@@ -51,37 +76,50 @@ void run(const Options& o) {
   };
   study::Recorder to_statistics(shape, timed([&](const study::RoutingBatch& b) { statistics.add(ctx, b); }));
   study::Recorder to_trace(shape, timed([&](const study::RoutingBatch& b) { writer.add(b, domains); }));
-  std::vector<double> plain, with_statistics, with_trace;
+  std::array<Mode, 3> modes = {
+      {{"nobody", nullptr, {}, {}}, {"statistics", &to_statistics, {}, {}}, {"trace", &to_trace, {}, {}}}};
+  std::vector<double> plain;
   for (int i = -1; i < o.repeat; ++i)
-    for (study::Recorder* recorder : {&to_statistics, &to_trace}) {
+    for (Mode& mode : modes) {
       Session session(ctx, model, {.context = o.prompt});
-      recorder->start(ids, 0);
-      session.set_probe(recorder->probe());
+      if (mode.recorder) mode.recorder->start(ids, 0), session.set_probe(mode.recorder->probe());
       taken = 0;
       const double start = now_seconds();
       session.feed(ids);
-      const double rest = now_seconds() - start - taken;
+      const double all = now_seconds() - start;
       if (i < 0) continue;
-      plain.push_back(rest);
-      (recorder == &to_statistics ? with_statistics : with_trace).push_back(taken / rest);
+      if (!mode.recorder) plain.push_back(all);
+      mode.share.push_back(taken / (all - taken));
+      mode.whole.push_back(all / plain.back() - 1);
     }
   const double bytes =
       static_cast<double>(writer.bytes()) / static_cast<double>(std::max<std::int64_t>(writer.tokens(), 1));
-  const double rate = static_cast<double>(o.prompt) / median(plain);
+  const double rate = static_cast<double>(o.prompt) / median(plain), one = nobody_listening_seconds();
+  const double off = one * static_cast<double>(shape.layers.size()) / median(plain);
   if (o.json) {
     print_json({{"prompt", o.prompt},
                 {"tokens_per_second", rate},
-                {"statistics_cost", median(with_statistics)},
-                {"trace_cost", median(with_trace)}});
+                {"off_cost", off},
+                {"off_nanoseconds_per_layer", one * 1e9},
+                {"statistics_cost", median(modes[1].share)},
+                {"statistics_whole", median(modes[1].whole)},
+                {"trace_cost", median(modes[2].share)},
+                {"trace_whole", median(modes[2].whole)}});
     return;
   }
-  Table table({"prompt of " + std::to_string(o.prompt), "cost"});
-  table.row({"without", fmt::format("{:.0f} tokens/s", rate)});
-  table.row({"statistics", fmt::format("{:+.2f}%", 100 * median(with_statistics))});
-  table.row({"trace", fmt::format("{:+.2f}%", 100 * median(with_trace))});
+  Table table({"prompt of " + std::to_string(o.prompt), "cost", "of whole runs"});
+  table.row({"without", fmt::format("{:.0f} tokens/s", rate), ""});
+  table.row({"nobody listening", fmt::format("{:+.6f}%", 100 * off), ""});
+  for (std::size_t m = 1; m < modes.size(); ++m)
+    table.row({modes[m].name, fmt::format("{:+.2f}%", 100 * median(modes[m].share)),
+               fmt::format("{:+.2f}%", 100 * median(modes[m].whole))});
   print(table.str());
-  print(fmt::format("\nMedians of {} runs of each{}.\n", o.repeat,
-                    bytes > 0 ? fmt::format("; {:.0f} bytes of trace per token", bytes) : ""));
+  print(
+      fmt::format("\nMedians of {} runs of each, in turn{}. Cost is the time in the statistics or the trace over the rest "
+                  "of the same run;\n"
+                  "whole runs are compared with the one before without them, and vary more than the cost. Nobody "
+                  "listening: {:.2f} ns a layer.\n",
+                  o.repeat, bytes > 0 ? fmt::format("; {:.0f} bytes of trace per token", bytes) : "", one * 1e9));
 }
 
 }  // namespace

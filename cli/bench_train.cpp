@@ -140,12 +140,13 @@ void run(const Options& o) {
                 {"results", rows}});
     return;
   }
-  Table table({"dtype", "ms/step", "tok/s", "GFLOP/s", "peak", "of peak", "memory", "needed"});
+  Table table({"dtype", "ms/step", "tok/s", "GFLOP/s", "peak", "of peak", "memory", "needed", "of needed"});
   for (const Result& r : results)
     table.row({r.dtype, fmt::format("{:.1f}", r.step_seconds * 1e3),
                thousands(static_cast<std::int64_t>(r.tokens_per_second)), fmt::format("{:.0f}", r.flops * 1e-9),
                fmt::format("{:.0f}", r.peak * 1e-9), fmt::format("{:.0f}%", 100 * r.share()),
-               r.memory > 0 ? human_bytes(r.memory) : "unknown", human_bytes(r.state + r.activations)});
+               r.memory > 0 ? human_bytes(r.memory) : "unknown", human_bytes(r.state + r.activations),
+               r.memory > 0 ? fmt::format("{:.2f}", r.memory / (r.state + r.activations)) : "unknown"});
   print(table.str());
   print(
       fmt::format("\n{} parameters, {} sequences of {} tokens, {} threads, {} kernels; medians of {} steps.\n"

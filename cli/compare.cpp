@@ -79,7 +79,7 @@ void run(Options o, const std::string& command) {
   flush_output();
 
   Context ctx(o.threads);
-  const Interrupt interrupt;
+  const Interrupt interrupt(Work::kUnattended);
   const std::int64_t runs = 4 * o.compare.seeds;
   std::optional<Progress> progress;
   study::CompareHooks hooks;
@@ -91,7 +91,8 @@ void run(Options o, const std::string& command) {
   const std::optional<study::Comparison> found = study::compare(ctx, o.compare, tokenizer, o.out, hooks);
   if (progress) progress->finish();
   if (!found) {
-    print(fmt::format("Stopped. Go on with the same command.\n"));
+    if (o.json) return print_json({{"stopped", true}, {"signal", interrupt.signal_name()}});
+    print(fmt::format("Stopped by {}. Go on with the same command.\n", interrupt.signal_name()));
     return;
   }
   const std::filesystem::path out = o.out;
@@ -134,6 +135,11 @@ void add_compare(CLI::App& program) {
   command->add_option("-o,--out", o.out, "The folder for runs and report; the same command goes on where it was stopped")
       ->required();
   command->add_option("--data", t.data, "builtin, or text files, .jsonl files and folders")->capture_default_str();
+  command->add_option("--field", t.field, "Field with the text, in .jsonl files")->capture_default_str();
+  command->add_option("--label-by", t.label_by, "Domains of a folder's files: folder (one below it) or file")
+      ->capture_default_str();
+  command->add_option("--label-field", t.label_field, "Field with the domain, in .jsonl files, where a line has one")
+      ->capture_default_str();
   command->add_option("--tokenizer", o.tokenizer, "A folder with tokenizer.json; builtin data need none");
   command->add_option("--seeds", o.compare.seeds, "Runs of each")->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("-s,--seed", t.seed, "The first seed, of the weights and of the data's order")->capture_default_str();
@@ -154,9 +160,10 @@ void add_compare(CLI::App& program) {
   command->add_flag("--json", o.json, "Print the result as JSON");
   command->footer("Example:\n  dsmoe compare --preset tiny -o comparison");
   command->callback([options] {
-    run(*options,
-        fmt::format("dsmoe compare --preset {} --steps {} --seeds {}", options->preset.empty() ? "tiny" : options->preset,
-                    options->compare.train.steps, options->compare.seeds));
+    run(*options, fmt::format("dsmoe compare {} --steps {} --seeds {}",
+                              options->config.empty() ? "--preset " + (options->preset.empty() ? "tiny" : options->preset)
+                                                      : "--config " + options->config,
+                              options->compare.train.steps, options->compare.seeds));
   });
 }
 

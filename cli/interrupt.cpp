@@ -2,25 +2,61 @@
 
 #include <signal.h>
 
+#include <array>
+
 namespace dsmoe::cli {
 
 namespace {
 
+struct Asking {
+  int signal;
+  const char* name;
+  struct sigaction before;
+};
+
 volatile sig_atomic_t asked = 0;
-struct sigaction before;
+std::array<Asking, 3> asking = {{{SIGINT, "SIGINT", {}}, {SIGTERM, "SIGTERM", {}}, {SIGHUP, "SIGHUP", {}}}};
+struct sigaction pipe_before;
+bool unattended = false;
+
+// The second one, whichever it is, does what it always does.
+void on_signal(int signal) {
+  if (asked != 0) {
+    ::signal(signal, SIG_DFL);
+    ::raise(signal);
+  }
+  asked = signal;
+}
 
 }  // namespace
 
-Interrupt::Interrupt() {
+Interrupt::Interrupt(Work work) {
   asked = 0;
-  struct sigaction action {};
-  action.sa_handler = [](int) { asked = 1; };
-  action.sa_flags = SA_RESETHAND;  // the second one does what it always does
-  sigaction(SIGINT, &action, &before);
+  unattended = work == Work::kUnattended;
+  for (Asking& a : asking) {
+    sigaction(a.signal, nullptr, &a.before);
+    if (a.signal != SIGINT && !unattended) continue;
+    if (a.signal == SIGHUP && a.before.sa_handler == SIG_IGN) continue;
+    struct sigaction action {};
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;  // files are written meanwhile
+    sigaction(a.signal, &action, nullptr);
+  }
+  sigaction(SIGPIPE, nullptr, &pipe_before);
+  if (unattended) ::signal(SIGPIPE, SIG_IGN);
 }
 
-Interrupt::~Interrupt() { sigaction(SIGINT, &before, nullptr); }
+Interrupt::~Interrupt() {
+  for (const Asking& a : asking) sigaction(a.signal, &a.before, nullptr);
+  sigaction(SIGPIPE, &pipe_before, nullptr);
+}
 
 bool Interrupt::pending() const { return asked != 0; }
+
+const char* Interrupt::signal_name() const {
+  for (const Asking& a : asking)
+    if (a.signal == asked) return a.name;
+  return "";
+}
 
 }  // namespace dsmoe::cli

@@ -37,12 +37,15 @@ void flush_output() {
 
 namespace {
 
+// Where standard error cannot be written there is nobody to tell; fmt::print would throw.
+void put_error(const std::string& text) { static_cast<void>(std::fwrite(text.data(), 1, text.size(), stderr)); }
+
 // A path may hold anything; this is one line.
 void print_line(std::string_view begin, std::string_view message) {
   std::string line(message);
   for (char& c : line)
     if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = ' ';
-  fmt::print(stderr, "{}{}\n", begin, line);
+  put_error(fmt::format("{}{}\n", begin, line));
 }
 
 }  // namespace
@@ -52,7 +55,7 @@ void print_error(std::string_view message) { print_line("dsmoe: ", message); }
 void print_note(std::string_view message) { print_line("", message); }
 
 void log_to_stderr() {
-  set_log_sink([](std::string_view topic, std::string_view line) { fmt::print(stderr, "[{}] {}\n", topic, line); });
+  set_log_sink([](std::string_view topic, std::string_view line) { put_error(fmt::format("[{}] {}\n", topic, line)); });
 }
 
 }  // namespace dsmoe::cli

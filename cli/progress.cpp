@@ -17,6 +17,9 @@ constexpr double kRedrawSeconds = 0.1;  // on a terminal
 constexpr double kLineSeconds = 10;     // when piped
 constexpr int kMostBar = 30;
 constexpr int kLeastBar = 10;
+
+// The work goes on when nobody can see how far it is; fmt::print would throw.
+void put(std::FILE* file, const std::string& text) { static_cast<void>(std::fwrite(text.data(), 1, text.size(), file)); }
 }  // namespace
 
 ProgressOutput ProgressOutput::standard() {
@@ -79,7 +82,7 @@ void Progress::draw(double now) {
   drawn_ = now;
   const std::string text = state(now);
   if (!output_.terminal) {
-    fmt::print(output_.file, "{}: {}\n", label_, text);
+    put(output_.file, fmt::format("{}: {}\n", label_, text));
   } else {
     const int room = output_.columns - 1 - static_cast<int>(label_.size() + text.size()) - 4;  // " [", "] "
     std::string line = label_ + " ";
@@ -92,7 +95,7 @@ void Progress::draw(double now) {
     line += text;
     const auto most = static_cast<std::size_t>(std::max(output_.columns - 1, 0));
     if (line.size() > most) line.resize(most);  // a longer line would wrap, and \r goes back one row only
-    fmt::print(output_.file, "\r{}\x1b[K", line);
+    put(output_.file, fmt::format("\r{}\x1b[K", line));
     line_open_ = true;
   }
   std::fflush(output_.file);

@@ -128,7 +128,7 @@ void run(const TrainFlags& flags) {
 
   const auto flops = static_cast<double>(training_flops(setup.config, setup.options.seq_len));
   PeakMeter peak(ctx, setup.options.dtype == "bf16" ? DType::kBF16 : DType::kF32);
-  const Interrupt interrupt;
+  const Interrupt interrupt(Work::kUnattended);
   Progress progress("train", setup.options.steps, "steps", trainer.steps_done());
   std::optional<train::StepRecord> last;
   train::RunHooks hooks;
@@ -155,7 +155,8 @@ void add_train(CLI::App& program) {
       "  dsmoe train -o run                                   the tiny preset on the built-in corpus\n"
       "  dsmoe train --resume -o run --steps 2000             goes on with it\n"
       "  dsmoe train -m MODEL --data chats.jsonl -o tuned --lora-rank 8\n"
-      "ctrl-C finishes the step, saves and ends; a second one ends at once. OUT is a model: dsmoe generate -m OUT.");
+      "ctrl-C (or SIGTERM, SIGHUP) finishes the step, saves and ends; a second one ends at once.\n"
+      "OUT is a model: dsmoe generate -m OUT.");
   command->callback([flags] { run(*flags); });
 }
 

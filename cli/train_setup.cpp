@@ -83,18 +83,6 @@ std::optional<Tokenizer> find_tokenizer(const TrainFlags& flags, const TrainSetu
   return learned_tokenizer(data, setup.config.vocab_size);
 }
 
-train::DataOptions data_options(const train::TrainOptions& o) {
-  train::DataOptions data;
-  data.inputs = o.data;
-  data.sequence_length = o.seq_len;
-  data.order = o.order == "sequential" ? train::DataOptions::Order::kSequential : train::DataOptions::Order::kShuffled;
-  data.seed = o.seed;
-  data.holdout = o.holdout;
-  data.field = o.field;
-  data.strict = o.strict;
-  return data;
-}
-
 void open_data(TrainSetup& setup, train::DataOptions options) {
   if (!is_ids(setup.options.data)) {
     std::optional<Progress> progress;
@@ -149,7 +137,7 @@ TrainSetup set_up_training(const TrainFlags& flags, const train::RunFolder& fold
   setup.options = setup.resumed ? resumed_options(flags, *setup.resumed) : fresh_options(flags);
   setup.options.validate();
   load_model(flags, setup, ctx);
-  const train::DataOptions data = data_options(setup.options);
+  const train::DataOptions data = train::data_options(setup.options);
   setup.tokenizer = find_tokenizer(flags, setup, data);
   if (setup.tokenizer && !setup.resumed && flags.model.empty()) {
     if (const auto id = setup.tokenizer->bos_id()) setup.config.bos_token_id = *id;
@@ -183,6 +171,8 @@ void TrainFlags::add(CLI::App& c) {
   c.add_option("--tokenizer", tokenizer,
                "A folder with tokenizer.json; without it the model's, or one learned from the data");
   value("field", o.field, "Field with the text, in .jsonl files");
+  value("label-by", o.label_by, "Domains of a folder's files, for losses by domain: folder (one below it) or file");
+  value("label-field", o.label_field, "Field with the domain, in .jsonl files, where a line has one");
   value("order", o.order, "shuffle (by seed) or sequential");
   value("holdout", o.holdout, "Share of the data kept for evaluation");
   flag("strict", o.strict, "Stop at the first bad line of the data");

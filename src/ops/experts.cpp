@@ -67,7 +67,7 @@ ExpertRowGrads experts_down_backward(Context& ctx, const ExpertWeights& w, const
   check("experts_down_backward", w, rows, dy, rows.tokens, w.model_width);
   check("experts_down_backward", w, rows, kept.gate, rows.rows(), w.expert_width);
   const Shape shape{rows.rows(), w.expert_width};
-  ExpertRowGrads d{Tensor(w.dtype, shape), Tensor(w.dtype, shape), Tensor(w.dtype, shape),
+  ExpertRowGrads d{Tensor(w.dtype, {rows.rows(), 2 * w.expert_width}), Tensor(w.dtype, shape),
                    std::vector<float>(static_cast<std::size_t>(rows.rows()))};
   ctx.backend() == Backend::kRef ? ref::experts_down_backward(w, rows, dy, kept, d)
                                  : cpu::experts_down_backward(ctx, w, rows, dy, kept, d);
@@ -77,7 +77,7 @@ ExpertRowGrads experts_down_backward(Context& ctx, const ExpertWeights& w, const
 void experts_gate_up_backward(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const ExpertRowGrads& d,
                               Tensor& dx) {
   require_no_forms("experts_gate_up_backward", w);
-  check("experts_gate_up_backward", w, rows, d.gate, rows.rows(), w.expert_width);
+  check("experts_gate_up_backward", w, rows, d.gate_up, rows.rows(), 2 * w.expert_width);
   require(dx.shape() == Shape({rows.tokens, w.model_width}) && dx.dtype() == DType::kF32,
           "[experts_gate_up_backward] dx is {} {}, expected f32 [{}, {}]", to_string(dx.dtype()), dx.shape(), rows.tokens,
           w.model_width);

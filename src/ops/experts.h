@@ -72,8 +72,7 @@ void experts_down_combine(Context& ctx, const ExpertWeights& w, const ExpertRows
 // Gradients of the rows. With e = W_downᵀ dy[token[r]]: the gradient of weight[r] is <e, h[r]>, and that of
 // h[r] is weight[r] * e, so the output of W_down is not needed.
 struct ExpertRowGrads {
-  Tensor gate;                // [R, F] of W_gate x
-  Tensor up;                  // [R, F] of W_up x
+  Tensor gate_up;             // [R, 2F] of W_gate x, and then of W_up x: one product takes both
   Tensor scaled_h;            // [R, F] weight[r] * h[r], for the gradient of W_down
   std::vector<float> weight;  // [R]
 };

@@ -43,6 +43,14 @@ Json settings(const CompareOptions& o, const std::vector<Contender>& all) {
   return {{"configs", configs}, {"train", train::to_json(o.train)}, {"ablation_sequences", o.ablation_sequences}};
 }
 
+// Options that did not exist when the folder was made had their defaults.
+nlohmann::json stored_settings(const fs::path& file) {
+  nlohmann::json stored = io::read_json(file);
+  if (stored.is_object() && stored.contains("train"))
+    stored["train"] = train::to_json(train::options_from_json(stored["train"], file.string()));
+  return stored;
+}
+
 std::vector<std::string> mask_shares(const Contender& c, Index coarse) {
   // As many steps as the paper's: one share is one conventional expert.
   std::vector<std::string> out;
@@ -194,15 +202,7 @@ std::optional<Outcome> run_one(Context& ctx, const CompareOptions& options, Inde
   if (std::optional<Outcome> done = stored_outcome(folder / "outcome.json")) return done;
   train::TrainOptions o = options.train;
   o.seed = seed;
-  train::DataOptions data_options;
-  data_options.inputs = o.data;
-  data_options.sequence_length = o.seq_len;
-  data_options.order =
-      o.order == "sequential" ? train::DataOptions::Order::kSequential : train::DataOptions::Order::kShuffled;
-  data_options.seed = seed;
-  data_options.holdout = o.holdout;
-  data_options.field = o.field;
-  const train::Data data = train::open_dataset(data_options, tokenizer, c.config.vocab_size);
+  const train::Data data = train::open_dataset(train::data_options(o), tokenizer, c.config.vocab_size);
   require(data.held_out != nullptr,
           "a comparison needs held-out data; give a --holdout above 0, or data that can be split");
 
@@ -316,8 +316,7 @@ std::optional<Comparison> compare(Context& ctx, const CompareOptions& options, c
   const Json wanted = settings(options, out.contenders);
   fs::create_directories(folder);
   const fs::path settings_file = folder / "settings.json";
-  if (fs::exists(settings_file) && Json(io::read_json(settings_file)) != wanted &&
-      nlohmann::json(wanted) != io::read_json(settings_file))
+  if (fs::exists(settings_file) && stored_settings(settings_file) != nlohmann::json(wanted))
     fail(ErrorCode::kInvalidArgument,
          "{} holds a comparison with other options; choose another folder, or the same options to go on", folder.string());
   io::write_file_atomically(settings_file, wanted.dump(2) + "\n");

@@ -28,6 +28,18 @@ PlotLine mean_line(const Comparison& c, std::size_t contender, Values values) {
   return line;
 }
 
+// The held-out loss less that of the first contender with the same seed. Curves of loss lie too close to be told apart.
+std::vector<std::pair<Index, double>> against_first(const Comparison& c, const Outcome& o) {
+  std::vector<std::pair<Index, double>> out;
+  for (const Outcome& first : c.outcomes) {
+    if (first.contender != 0 || first.seed != o.seed) continue;
+    for (std::size_t i = 0; i < std::min(o.curve.size(), first.curve.size()); ++i)
+      if (o.curve[i].first == first.curve[i].first)
+        out.emplace_back(o.curve[i].first, o.curve[i].second - first.curve[i].second);
+  }
+  return out;
+}
+
 double base_loss(const Outcome& o) { return o.ablations.empty() ? 0 : o.ablations.front().loss.mean(); }
 
 // What the first mask costs.
@@ -108,13 +120,18 @@ Json domains_json(const Comparison& c) {
 
 std::vector<Plot> curve_plots(const Comparison& c) {
   Plot held_out{"Held-out loss", "tokens", "loss (nats per token)", {}},
-      training{"Training loss", "tokens", "loss (nats per token)", {}};
+      training{"Training loss", "tokens", "loss (nats per token)", {}},
+      difference{"Held-out loss against " + c.contenders.front().label + ", seed by seed",
+                 "tokens",
+                 "difference (nats per token)",
+                 {}};
   for (std::size_t i = 0; i < c.contenders.size(); ++i) {
     held_out.lines.push_back(mean_line(c, i, [](const Outcome& o) { return o.curve; }));
     training.lines.push_back(mean_line(c, i, [](const Outcome& o) { return o.train_curve; }));
     training.lines.back().markers = false;
+    difference.lines.push_back(mean_line(c, i, [&](const Outcome& o) { return against_first(c, o); }));
   }
-  return {held_out, training};
+  return {held_out, difference, training};
 }
 
 std::vector<Plot> comparison_ablation_plots(const Comparison& c) {

@@ -14,6 +14,8 @@ template <class Options, class Visit>
 void visit_fields(Options& o, Visit&& visit) {
   visit("data", o.data);
   visit("field", o.field);
+  visit("label-by", o.label_by);
+  visit("label-field", o.label_field);
   visit("order", o.order);
   visit("holdout", o.holdout);
   visit("strict", o.strict);
@@ -77,6 +79,7 @@ void TrainOptions::validate() const {
   in_range("lora-alpha", lora_alpha, 0, kAny);
   in_range("holdout", holdout, 0, 0.51);
   parse_schedule(lr_schedule);
+  require(label_by == "folder" || label_by == "file", "--label-by is \"{}\"; choose folder or file", label_by);
   require(order == "shuffle" || order == "sequential", "--order is \"{}\"; choose shuffle or sequential", order);
   require(dtype == "f32" || dtype == "bf16", "--dtype is \"{}\"; choose f32 or bf16", dtype);
 }

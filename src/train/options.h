@@ -14,6 +14,8 @@ struct TrainOptions {
   // Data: see DataOptions.
   std::vector<std::string> data = {"builtin"};
   std::string field = "text";
+  std::string label_by = "folder";     // or "file": what tells the domains of files in a folder apart
+  std::string label_field = "domain";  // of JSON lines: a domain of their own
   std::string order = "shuffle";  // or "sequential"
   double holdout = 0.01;          // this share of the data is kept for evaluation
   bool strict = false;            // stop at the first bad line

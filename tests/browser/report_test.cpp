@@ -165,8 +165,8 @@ TEST_F(ReportInBrowser, Comparison) {
   Browser browser(testing::find_chromium(), folder_ / "profile");
   for (const bool dark : {false, true}) {
     browser.open(file, 1280, 900, dark);
-    EXPECT_EQ(browser.evaluate("document.querySelectorAll('svg.plot').length"), 4);
-    EXPECT_EQ(browser.evaluate("document.querySelectorAll('#curves svg path.plot-line').length"), 8);
+    EXPECT_EQ(browser.evaluate("document.querySelectorAll('svg.plot').length"), 5);
+    EXPECT_EQ(browser.evaluate("document.querySelectorAll('#curves svg path.plot-line').length"), 12);
     EXPECT_EQ(browser.evaluate("document.querySelectorAll('#result tbody tr').length"), 4);
     EXPECT_EQ(browser.evaluate("document.querySelectorAll('.verdict').length"), 5);
     EXPECT_EQ(browser.evaluate("document.querySelectorAll('#domains tbody tr').length"), 2);

@@ -142,6 +142,49 @@ TEST_F(StudyCommands, UpcycleKeepsTheLossAndMergeTakesSeveral) {
   EXPECT_EQ(run_program({"merge", "-m", a, "-o", path("x")}).status, 2);
 }
 
+TEST_F(StudyCommands, AGgufFileIsStudiedToo) {
+  std::ofstream(path("config.json"))
+      << R"({"model_type": "deepseek", "vocab_size": 50, "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32,
+    "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "n_routed_experts": 16, "num_experts_per_tok": 2,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "max_position_embeddings": 64, "initializer_range": 0.3})";
+  const std::string file = path("m.gguf"), small = path("q8.gguf");
+  ASSERT_EQ(run_program({"init", "--config", path("config.json"), "--type", "f32", "-o", file}).status, 0);
+  ASSERT_EQ(run_program({"quantize", file, "-o", small, "--type", "q8_0"}).status, 0);
+  const auto ablations = [&](std::vector<std::string> of) {
+    of.insert(of.begin(), "eval");
+    of.insert(of.end(), {"--data", path("a.ids"), "--mask-top", "1/16,4/16", "--no-shared", "--top-k", "1,4", "--disable",
+                         "1:3,2:5", "--json"});
+    return good(run_program(of))["ablations"];
+  };
+  const Json exact = ablations({"-m", file}), rounded = ablations({"-m", small});
+  ASSERT_EQ(rounded.size(), 7u);
+  for (std::size_t i = 0; i < rounded.size(); ++i)  // eight bits: the losses differ by 3.8, an expert's choice may flip
+    EXPECT_NEAR(rounded[i]["loss"], exact[i]["loss"], 0.25) << rounded[i]["label"];
+
+  const Json seen = good(run_program({"inspect", "-m", small, "--against", file, "--data", path("a.ids"), "-o",
+                                      path("r.html"), "--csv", path("r.csv"), "--json"}));
+  EXPECT_GT(seen["stability"]["layers"][0]["overlap"], 0.7);
+  EXPECT_TRUE(std::filesystem::exists(path("r.html")));
+
+  const std::vector<std::string> prune = {"prune", "-m", small, "--data", path("a.ids"), "--keep", "8", "-o", path("p")};
+  EXPECT_TRUE(fails(run_program(prune), 1, {"quantized", "--dtype bf16"}));
+  std::vector<std::string> wide = prune;
+  wide.insert(wide.end(), {"--dtype", "bf16", "--json"});
+  const Json pruned = good(run_program(wide));
+  EXPECT_EQ(good(run_program({"eval", "-m", path("p"), "--data", path("a.ids"), "--json"}))["loss"], pruned["loss_after"]);
+  EXPECT_TRUE(fails(run_program({"upcycle", "-m", small, "-o", path("u")}), 1, {"experts already", "dense"}));
+  EXPECT_TRUE(fails(run_program({"merge", "-m", small, file, "-o", path("u")}), 1, {"experts already", "dense"}));
+  EXPECT_FALSE(std::filesystem::exists(path("u") + "/config.json"));
+}
+
+TEST_F(StudyCommands, BenchTracePrintsEveryCost) {
+  const Json j = good(run_program({"bench", "trace", "-m", model("m", "3"), "-p", "16", "-r", "2", "--json"}));
+  for (const char* key : {"tokens_per_second", "off_cost", "off_nanoseconds_per_layer", "statistics_cost", "trace_cost"})
+    EXPECT_GT(j[key], 0) << key;
+  EXPECT_LT(j["off_cost"], 1e-3) << "two tests of a pointer";
+  EXPECT_TRUE(j.contains("trace_whole") && j.contains("statistics_whole"));
+}
+
 TEST_F(StudyCommands, CompareTrainsAllFourAndGoesOn) {
   std::ofstream(path("config.json"))
       << R"({"model_type": "deepseek", "vocab_size": 300, "hidden_size": 16, "intermediate_size": 32,
@@ -159,6 +202,13 @@ TEST_F(StudyCommands, CompareTrainsAllFourAndGoesOn) {
     EXPECT_TRUE(std::filesystem::exists(path("out") + "/" + file)) << file;
   const Json again = good(run_program(command));
   EXPECT_EQ(again["models"], j["models"]) << "all runs are there, none is trained again";
+  // A reader of its progress that goes away does not end it, as it would by SIGPIPE.
+  std::string line = std::string(DSMOE_PROGRAM);
+  for (const std::string& argument : command) line += " " + (argument == path("out") ? path("piped") : argument);
+  EXPECT_EQ(std::system(("{ " + line + " 2>&1 >/dev/null; echo $? >" + path("status") + "; } | true").c_str()), 0);
+  EXPECT_EQ(read(path("status")), "0\n");
+  EXPECT_EQ(Json::parse(read(path("piped") + "/compare.json"))["models"], j["models"]);
+
   std::vector<std::string> other = command;
   other.insert(other.end(), {"--lr", "0.1"});
   EXPECT_TRUE(fails(run_program(other), 1, {"other options"}));

@@ -1,6 +1,7 @@
 // dsmoe train as a user runs it.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 
 #include <filesystem>
 #include <fstream>
@@ -112,24 +113,92 @@ TEST_F(TrainCommand, LearnsATokenizerFromFiles) {
   EXPECT_EQ(run_program({"generate", "-m", out(), "-p", "the cat", "-n", "4", "-q"}).status, 0);
 }
 
-TEST_F(TrainCommand, AnInterruptSavesAndEndsWell) {
-  // Started by hand, since run_program waits.
-  const pid_t child = ::fork();
-  if (child == 0) {
+// A run that would take for ever, started by hand, since run_program waits.
+class RunUnderWay : public TrainCommand {
+ protected:
+  std::vector<std::string> command(const char* length) const {
+    return {"dsmoe", "train",     "-o",   out(),          "--steps", "100000",       "--batch-size",
+            "1",     "--seq-len", length, "--save-every", "0",       "--eval-every", "0"};
+  }
+  static pid_t start(std::vector<std::string> arguments) {
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    const pid_t child = ::fork();
+    if (child != 0) return child;
+    ::setpgid(0, 0);
     ::freopen("/dev/null", "w", stdout);
     ::freopen("/dev/null", "w", stderr);
-    ::execl(DSMOE_PROGRAM, "dsmoe", "train", "-o", out().c_str(), "--steps", "100000", "--batch-size", "1", "--seq-len",
-            "16", "--save-every", "0", "--eval-every", "0", static_cast<char*>(nullptr));
+    ::execv(DSMOE_PROGRAM, argv.data());
     ::_exit(127);
   }
-  for (int i = 0; i < 600 && log(out()).size() < 3; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  void wait_for_steps(std::size_t steps) const {
+    for (int i = 0; i < 600 && log(out()).size() < steps; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  static int end_of(pid_t child) {
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return status;
+  }
+  void expect_saved(int status) const {
+    ASSERT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+    EXPECT_EQ(fs::read_symlink(out() + "/last").string(), "checkpoint-" + std::to_string(log(out()).size()));
+  }
+};
+
+TEST_F(RunUnderWay, AskedToStopItSavesAndEndsWell) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    SCOPED_TRACE(signal);
+    fs::remove_all(out());
+    const pid_t child = start(command("16"));
+    wait_for_steps(3);
+    ::kill(child, signal);
+    expect_saved(end_of(child));
+  }
+}
+
+TEST_F(RunUnderWay, TheSecondTimeItEndsAtOnce) {
+  std::vector<std::string> slow = command("128");
+  slow.insert(slow.end(), {"--grad-accum", "64"});
+  const pid_t child = start(slow);
+  wait_for_steps(1);
+  ::kill(child, SIGTERM);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
   ::kill(child, SIGINT);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 0);
-  const std::string last = fs::read_symlink(out() + "/last").string();
-  EXPECT_EQ(last, "checkpoint-" + std::to_string(log(out()).size()));
+  const int status = end_of(child);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT) << status;
+}
+
+// The kernel sends SIGHUP to a paused job when the shell that started it ends: nothing would be saved or said.
+TEST_F(RunUnderWay, AJobPausedWhenItsShellEndsIsSaved) {
+  ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  const pid_t shell = ::fork();
+  if (shell == 0) {
+    ::setsid();
+    const pid_t job = start(command("16"));
+    static_cast<void>(!::write(pipe[1], &job, sizeof job));
+    wait_for_steps(3);
+    ::kill(job, SIGSTOP);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ::_exit(0);
+  }
+  pid_t job = 0;
+  ASSERT_EQ(::read(pipe[0], &job, sizeof job), static_cast<ssize_t>(sizeof job));
+  end_of(shell);
+  expect_saved(end_of(job));
+  ::close(pipe[0]);
+  ::close(pipe[1]);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
+}
+
+TEST_F(TrainCommand, GoesOnWhenNobodyCanReadItsProgress) {
+  const std::string command = std::string(DSMOE_PROGRAM) + " train -m " + kGolden + " --data " + kGolden +
+                              "/train.ids --steps 2 -o " + out() + " 2>/dev/full >/dev/null";
+  EXPECT_EQ(std::system(command.c_str()), 0);
+  EXPECT_EQ(log(out()).size(), 2u);
 }
 
 TEST_F(TrainCommand, RefusesWhatMakesNoSense) {
@@ -152,6 +221,51 @@ TEST_F(TrainCommand, BenchTrainPrintsItsBound) {
     for (const char* field :
          {"tokens_per_second", "gflops", "peak_gflops", "share_of_peak", "state_bytes", "activation_bytes"})
       EXPECT_GT(row[field], 0) << field;
+}
+
+// The goal: at most one and a half times what weights, gradients, moments and kept activations take.
+TEST_F(TrainCommand, AStepTakesLittleMoreMemoryThanWhatItKeeps) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers take memory of their own";
+#endif
+  const ProgramResult r = run_program({"bench", "train", "-r", "1", "--json"});
+  ASSERT_EQ(r.status, 0) << r.err;
+  for (const nlohmann::json& row : r.json()["results"]) {
+    const double needed = row["state_bytes"].get<double>() + row["activation_bytes"].get<double>();
+    if (row["memory_bytes"] == 0) GTEST_SKIP() << "the system does not tell how much memory a process had at most";
+    EXPECT_GT(row["memory_bytes"], 0.9 * needed) << "less than it holds: measured wrongly";
+    EXPECT_LT(row["memory_bytes"], 1.5 * needed) << row;
+  }
+}
+
+TEST_F(TrainCommand, DomainsComeFromFilesAndFields) {
+  fs::create_directories(dir_ / "texts");
+  for (const char* name : {"cats", "dogs"}) {
+    std::ofstream text(dir_ / "texts" / (std::string(name) + ".txt"));
+    for (int i = 0; i < 200; ++i) text << "the " << name << ' ' << i << " sat on the mat\n";
+  }
+  std::ofstream lines(dir_ / "x.jsonl");
+  for (int i = 0; i < 400; ++i)
+    lines << (i % 2 ? R"({"text": "the cat sat on the mat and slept", "kind": "cats"})"
+                    : R"({"text": "a dog ran to the house and barked", "kind": "dogs"})")
+          << '\n';
+  lines.close();
+  const auto domains = [&](const std::string& data, std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"train",        "--data", data,        "-o", out("run"),  "--steps", "1",
+                                          "--batch-size", "1",      "--seq-len", "16", "--holdout", "0.3",     "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProgramResult r = run_program(arguments);
+    EXPECT_EQ(r.status, 0) << r.err;
+    fs::remove_all(out("run"));
+    return r.status == 0 && r.json().contains("eval_domains") ? r.json()["eval_domains"] : nlohmann::json::object();
+  };
+  EXPECT_EQ(domains(dir_ / "texts", {}).size(), 0u) << "one folder, one domain";
+  const nlohmann::json by_file = domains(dir_ / "texts", {"--label-by", "file"});
+  EXPECT_TRUE(by_file.contains("cats") && by_file.contains("dogs")) << by_file;
+  EXPECT_EQ(domains(dir_ / "x.jsonl", {}).size(), 0u);
+  const nlohmann::json by_field = domains(dir_ / "x.jsonl", {"--label-field", "kind"});
+  EXPECT_TRUE(by_field.contains("cats") && by_field.contains("dogs")) << by_field;
+  EXPECT_TRUE(fails(run_program({"train", "-o", out("x"), "--label-by", "colour"}), 1, {"colour", "folder or file"}));
 }
 
 }  // namespace

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+
+#include "io/json_text.h"
 #include "study/report.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"
@@ -81,6 +84,13 @@ TEST(Compare, GoesOnWhereItWasStopped) {
     EXPECT_EQ(whole->outcomes[i].ablations.empty(), whole->outcomes[i].contender == 3);
   }
   EXPECT_GT(whole->outcomes[0].domains.size(), 1u);
+  const Plot difference = curve_plots(*whole)[1];
+  ASSERT_EQ(difference.lines.size(), 4u);
+  for (std::size_t m = 0; m < 4; ++m) {
+    const std::vector<double> a = whole->losses(0), b = whole->losses(m);
+    EXPECT_NEAR(difference.lines[m].points.back().y, (b[0] - a[0] + b[1] - a[1]) / 2, 1e-12) << m;
+    EXPECT_EQ(difference.lines[m].points.size(), 2u);
+  }
   const auto j = comparison_json(*whole, {{"name", "x"}});
   EXPECT_EQ(j["models"].size(), 4u);
   EXPECT_EQ(j["models"][2]["losses"].size(), 2u);
@@ -88,6 +98,11 @@ TEST(Compare, GoesOnWhereItWasStopped) {
   EXPECT_FALSE(j["domains"].empty());
   EXPECT_NE(html_report(ReportKind::kCompare, "t", j).find("svg"), std::string::npos);
 
+  // A folder of a version that did not have an option yet.
+  nlohmann::json settings = io::read_json(folder / "whole" / "settings.json");
+  ASSERT_EQ(settings["train"].erase("label-by"), 1u);
+  std::ofstream(folder / "whole" / "settings.json") << settings.dump();
+  EXPECT_TRUE(compare(ctx, o, tokenizer, folder / "whole").has_value());
   o.train.lr = 0.5;
   EXPECT_TRUE(throws_error([&] { compare(ctx, o, tokenizer, folder / "whole"); }, {"other options"}));
 }

@@ -166,7 +166,7 @@ void experts_down_backward(Context& ctx, const ExpertWeights& w, const ExpertRow
   const Index pieces = (width + kMaxCols - 1) / kMaxCols;
   std::vector<float> partial(static_cast<std::size_t>(pieces * rows.rows()));  // of <e, h>, a piece per block of F
   dispatch(w.dtype, [&]<class T>(T) {
-    T *const d_gate = d.gate.data<T>(), *const d_up = d.up.data<T>(), *const scaled_h = d.scaled_h.data<T>();
+    T *const gate_up = d.gate_up.data<T>(), *const scaled_h = d.scaled_h.data<T>();
     ctx.pool().run(static_cast<Index>(tasks.size()), [&](Index i, int worker) {
       const Task& t = tasks[static_cast<std::size_t>(i)];
       const Matrix& wd = w.down[static_cast<std::size_t>(t.expert)];
@@ -184,8 +184,9 @@ void experts_down_backward(Context& ctx, const ExpertWeights& w, const ExpertRow
         const float* const kept_up = as_f32(kt, t.cols, kept.up.data<T>() + at, up);
         kt.swiglu_backward(t.cols, kept_gate, kept_up, dh, gate, up, h);
         partial[static_cast<std::size_t>(t.col / kMaxCols * rows.rows() + row)] = kt.dot(t.cols, dh, h);
-        store_scaled(kt, t.cols, scale, gate, d_gate + at);
-        store_scaled(kt, t.cols, scale, up, d_up + at);
+        T* const to = gate_up + row * 2 * width + t.col;
+        store_scaled(kt, t.cols, scale, gate, to);
+        store_scaled(kt, t.cols, scale, up, to + width);
         store_scaled(kt, t.cols, scale, h, scaled_h + at);
       }
     });
@@ -203,17 +204,14 @@ void experts_gate_up_backward(Context& ctx, const ExpertWeights& w, const Expert
   float* const sum = dx.data<float>();
   dispatch(w.dtype, [&]<class T>(T) {
     by_model_columns<T>(
-        ctx, rows, model, std::max(width, kMaxCols), [](Index, Index) {},
+        ctx, rows, model, std::max(2 * width, kMaxCols), [](Index, Index) {},
         [&](const KernelTable& kt, Workspace<T>& ws, const Task& t) {
-          const auto e = static_cast<std::size_t>(t.expert);
-          const auto add = [&](const Tensor& grad, const Matrix& m, bool accumulate) {
-            list_lines(ws.a, t.rows, grad.data<T>() + t.row * width, width);
-            list_lines(ws.b, width, matrix<T>(m) + t.col, m.ld);
-            product<T>(kt, t.rows, t.cols, width, {ws.a, Lines::kAlong}, {ws.b, Lines::kAcross}, ws.block, t.cols,
-                       accumulate, ws.panels);
-          };
-          add(d.gate, w.gate[e], false);
-          add(d.up, w.up[e], true);
+          const Matrix &gate = w.gate[static_cast<std::size_t>(t.expert)], &up = w.up[static_cast<std::size_t>(t.expert)];
+          list_lines(ws.a, t.rows, d.gate_up.data<T>() + t.row * 2 * width, 2 * width);
+          list_lines(ws.b, width, matrix<T>(gate) + t.col, gate.ld);
+          list_lines(ws.b + width, width, matrix<T>(up) + t.col, up.ld);
+          product<T>(kt, t.rows, t.cols, 2 * width, {ws.a, Lines::kAlong}, {ws.b, Lines::kAcross}, ws.block, t.cols, false,
+                     ws.panels);
           for (Index r = 0; r < t.rows; ++r) {
             const Index token = rows.token[static_cast<std::size_t>(t.row + r)];
             kt.add_scaled(t.cols, 1.0f, ws.block + r * t.cols, sum + token * model + t.col);
@@ -226,40 +224,47 @@ void experts_gate_up_backward(Context& ctx, const ExpertWeights& w, const Expert
 void experts_weight_backward(Context& ctx, const ExpertRows& rows, const Tensor& x, const Tensor& dy,
                              const ExpertRowGrads& d, ExpertGrads& grads) {
   const KernelTable& kt = kernels();
-  const Index width = d.gate.dim(1), model = x.dim(1);
-  // A task: kMaxRows rows of one gradient matrix of one expert. The sum runs over the expert's rows.
+  const Index width = d.scaled_h.dim(1), model = x.dim(1);
+  // A task: some rows of the gradients of one expert's gate and up matrices, which share x, or of its down matrix. The
+  // sum runs over the expert's rows.
   struct WeightTask {
     std::size_t expert;
-    int which;  // 0 gate, 1 up, 2 down
-    Index first;
+    bool down;
+    Index first, count;
   };
   std::vector<WeightTask> tasks;
   Index most_rows = 0;
   for (Index e = 0; e < rows.experts(); ++e) {
     const Index n = rows.offset[static_cast<std::size_t>(e) + 1] - rows.offset[static_cast<std::size_t>(e)];
     most_rows = std::max(most_rows, n);
-    for (int which = 0; n > 0 && which < 3; ++which)
-      for (Index first = 0; first < (which == 2 ? model : width); first += kMaxRows)
-        tasks.push_back({static_cast<std::size_t>(e), which, first});
+    for (const bool down : {false, true}) {
+      const Index all = down ? model : width, most = down ? 2 * kMaxRows : kMaxRows;
+      for (Index first = 0; n > 0 && first < all; first += most)
+        tasks.push_back({static_cast<std::size_t>(e), down, first, std::min(most, all - first)});
+    }
   }
   dispatch(x.dtype(), [&]<class T>(T) {
     ctx.pool().run(static_cast<Index>(tasks.size()), [&](Index i, int worker) {
       const WeightTask& t = tasks[static_cast<std::size_t>(i)];
       const Index row = rows.offset[t.expert], n = rows.offset[t.expert + 1] - row;
-      Workspace<T> ws(ctx, worker, kt, most_rows, most_rows);
-      const bool down = t.which == 2;
+      Workspace<T> ws(ctx, worker, kt, 2 * most_rows, most_rows);
       // gate, up: dW[f, c] += sum_r d[r, f] x[token[r], c];  down: dW[c, f] += sum_r dy[token[r], c] scaled_h[r, f]
-      const Tensor& by_row = down ? d.scaled_h : t.which == 1 ? d.up : d.gate;
-      const Tensor& by_token = down ? dy : x;
-      const T** left = down ? ws.b : ws.a;
-      const T** right = down ? ws.a : ws.b;
-      list_lines(left, n, by_row.data<T>() + row * width, width);
-      list_gathered(right, n, by_token.data<T>(), model, rows.token.data() + row);
-      for (Index k = 0; k < n; ++k) ws.a[k] += t.first;
-      const GradMatrix& g = (down ? grads.down : t.which == 1 ? grads.up : grads.gate)[t.expert];
-      const Index all = down ? model : width;
-      product<T>(kt, std::min(kMaxRows, all - t.first), down ? width : model, n, {ws.a, Lines::kAcross},
-                 {ws.b, Lines::kAcross}, g.data + t.first * g.ld, g.ld, true, ws.panels);
+      if (t.down) {
+        const GradMatrix& g = grads.down[t.expert];
+        list_gathered(ws.a, n, dy.data<T>() + t.first, model, rows.token.data() + row);
+        list_lines(ws.b, n, d.scaled_h.data<T>() + row * width, width);
+        product<T>(kt, t.count, width, n, {ws.a, Lines::kAcross}, {ws.b, Lines::kAcross}, g.data + t.first * g.ld, g.ld,
+                   true, ws.panels);
+        return;
+      }
+      const GradMatrix &gate = grads.gate[t.expert], &up = grads.up[t.expert];
+      const T** const second = ws.a + n;
+      list_lines(ws.a, n, d.gate_up.data<T>() + row * 2 * width + t.first, 2 * width);
+      list_lines(second, n, d.gate_up.data<T>() + row * 2 * width + width + t.first, 2 * width);
+      list_gathered(ws.b, n, x.data<T>(), model, rows.token.data() + row);
+      const ProductRows<T> both[] = {{{ws.a, Lines::kAcross}, t.count, gate.data + t.first * gate.ld, gate.ld},
+                                     {{second, Lines::kAcross}, t.count, up.data + t.first * up.ld, up.ld}};
+      product<T>(kt, both, model, n, {ws.b, Lines::kAcross}, true, ws.panels);
     });
   });
 }

@@ -15,13 +15,16 @@ constexpr int kMr = Simd::kMr;
 constexpr int kNv = Simd::kNv;  // vectors across a tile
 constexpr int kNr = kNv * kW;
 
+// (Unrolled by order: else GCC 12 keeps a copy of the sums in memory, which it writes before and after the loop.)
 template <class MulAdd, int M>
 void tile_rows(Index k, const std::uint32_t* a, const std::uint32_t* b, float* c, Index ldc, int n, bool accumulate,
                Runs ahead) {
   V sum[M][kNv];
+#pragma GCC unroll 16
   for (int i = 0; i < M; ++i) {
     __builtin_prefetch(c + i * ldc, 1);
     __builtin_prefetch(c + i * ldc + 16, 1);
+#pragma GCC unroll 4
     for (int j = 0; j < kNv; ++j) sum[i][j] = Simd::zero();
   }
   for (Index p = 0, run = 0; p < k; ++run) {
@@ -32,27 +35,36 @@ void tile_rows(Index k, const std::uint32_t* a, const std::uint32_t* b, float* c
       __builtin_prefetch(fetch, 0, 2);
       fetch += 64;
       V bv[kNv];
+#pragma GCC unroll 4
       for (int j = 0; j < kNv; ++j) bv[j] = Simd::load(b + j * kW);
+#pragma GCC unroll 16
       for (int i = 0; i < M; ++i) {
         const V av = Simd::broadcast(a + i);
+#pragma GCC unroll 4
         for (int j = 0; j < kNv; ++j) sum[i][j] = MulAdd::apply(av, bv[j], sum[i][j]);
       }
       a += M;
       b += kNr;
     }
   }
-  for (int i = 0; i < M; ++i) {
-    for (int j = 0; j < kNv; ++j) {
-      float* to = c + i * ldc + j * kW;
-      const int left = n - j * kW;
-      if (left <= 0) break;
-      if (left >= kW) {
+  if (n == kNr) {  // whole vectors: a masked store costs more
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < kNv; ++j) {
+        float* to = c + i * ldc + j * kW;
         Simd::store(to, accumulate ? Simd::add(Simd::load(to), sum[i][j]) : sum[i][j]);
-      } else {
-        Simd::store_n(to, accumulate ? Simd::add(Simd::load_n(to, left), sum[i][j]) : sum[i][j], left);
       }
-    }
+    return;
   }
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kNv; ++j) {
+      const int have = n >= (j + 1) * kW ? kW : n > j * kW ? n - j * kW : 0;
+      float* to = c + i * ldc + j * kW;
+      Simd::store_n(to, accumulate ? Simd::add(Simd::load_n(to, have), sum[i][j]) : sum[i][j], have);
+    }
 }
 
 // Calls tile_rows<m> for a run-time m.
@@ -82,8 +94,8 @@ inline void store_row(std::uint32_t* to, V v, int width, int here, Index row, In
 }
 
 // The same at the edges: lines past `have` are zero, only `depth` units from p on and `here` columns are there.
-inline void pack_edge(const std::uint32_t* const* line, int have, Index p, int depth, std::uint32_t* to, int width, int here,
-                      Index rows) {
+inline void pack_edge(const std::uint32_t* const* line, int have, Index p, int depth, std::uint32_t* to, int width,
+                      int here, Index rows) {
   V block[kW];
   for (int i = 0; i < kW; ++i)
     block[i] = i >= have ? Simd::zero() : depth == kW ? Simd::load(line[i] + p) : Simd::load_n(line[i] + p, depth);
@@ -93,8 +105,8 @@ inline void pack_edge(const std::uint32_t* const* line, int have, Index p, int d
 
 // kW units of kW lines are transposed in registers and used at once: each then is unit p of all lines.
 template <class MulAdd, int M>
-void few_rows(Index k, Index depth, const std::uint32_t* a, const std::uint32_t* const* line, int lines, float* c, Index ldc,
-              bool accumulate, const void* ahead) {
+void few_rows(Index k, Index depth, const std::uint32_t* a, const std::uint32_t* const* line, int lines, float* c,
+              Index ldc, bool accumulate, const void* ahead) {
   const char* fetch = static_cast<const char*>(ahead);
   V total[M], sum[M];
   for (int i = 0; i < M; ++i) {
@@ -130,15 +142,16 @@ void few_rows(Index k, Index depth, const std::uint32_t* a, const std::uint32_t*
 }
 
 template <class MulAdd, int M = kFewRows>
-void few(Index k, Index depth, const std::uint32_t* a, int m, const std::uint32_t* const* line, int lines, float* c, Index ldc,
-         bool accumulate, const void* ahead) {
+void few(Index k, Index depth, const std::uint32_t* a, int m, const std::uint32_t* const* line, int lines, float* c,
+         Index ldc, bool accumulate, const void* ahead) {
   if (m == M) return few_rows<MulAdd, M>(k, depth, a, line, lines, c, ldc, accumulate, ahead);
   if constexpr (M > 1) few<MulAdd, M - 1>(k, depth, a, m, line, lines, c, ldc, accumulate, ahead);
 }
 
 void pack_lines(const std::uint32_t* const* line, Index n, Index k, std::uint32_t* panels, int width, Index stride) {
   if (width == 1) {  // a line is its own panel
-    for (Index i = 0; i < n; ++i) __builtin_memcpy(panels + i * stride, line[i], static_cast<unsigned long>(k) * sizeof(std::uint32_t));
+    for (Index i = 0; i < n; ++i)
+      __builtin_memcpy(panels + i * stride, line[i], static_cast<unsigned long>(k) * sizeof(std::uint32_t));
     return;
   }
   for (Index first = 0; first < n; first += width, panels += stride) {
@@ -156,7 +169,8 @@ void pack_lines(const std::uint32_t* const* line, Index n, Index k, std::uint32_
           pack_block(line + first + i, p, panels + p * width + i, width);
           continue;
         }
-        pack_edge(line + first + i, have, p, k - p < kW ? static_cast<int>(k - p) : kW, panels + p * width + i, width, here, k);
+        pack_edge(line + first + i, have, p, k - p < kW ? static_cast<int>(k - p) : kW, panels + p * width + i, width, here,
+                  k);
       }
     }
   }
@@ -256,7 +270,8 @@ struct Fetcher {
   Pieces left;
   Index share, at = 0;  // cache lines per step; bytes into the piece
 
-  Fetcher(Pieces pieces, Index steps) : left(pieces), share((pieces.count * ((pieces.length + 63) / 64) + steps - 1) / steps) {}
+  Fetcher(Pieces pieces, Index steps)
+      : left(pieces), share((pieces.count * ((pieces.length + 63) / 64) + steps - 1) / steps) {}
   void step() {
     for (Index i = 0; i < share && left.count > 0; ++i) {
       __builtin_prefetch(left.begin + at, 0, 2);
@@ -275,7 +290,8 @@ inline void dot_block(int m, const Element* const* a, Index p, const V* block, i
   if constexpr (M > 1)
     if (m < M) return dot_block<Lines, M - 1>(m, a, p, block, units, sum);
   for (int u = 0; u < units; ++u)
-    for (int i = 0; i < M; ++i) sum[i] = Lines::MulAdd::apply(Lines::broadcast(a[i] + p + u * Lines::kUnit), block[u], sum[i]);
+    for (int i = 0; i < M; ++i)
+      sum[i] = Lines::MulAdd::apply(Lines::broadcast(a[i] + p + u * Lines::kUnit), block[u], sum[i]);
 }
 
 constexpr int kDotRows = 4;
@@ -314,8 +330,8 @@ constexpr int kMixVectors = kW == 16 ? 4 : 2;  // 4 x 4 sums of 32 registers, or
 
 // M rows by at most kMixVectors vectors of n columns. (Unrolled by order: else GCC 12 keeps the sums in memory.)
 template <class Lines, int M, class Element = typename Lines::Element>
-void mix_block(Index k, const Element* const* a, const Element* line, Index stride, Index n, float* c, Index ldc, bool go_on,
-               Pieces ahead) {
+void mix_block(Index k, const Element* const* a, const Element* line, Index stride, Index n, float* c, Index ldc,
+               bool go_on, Pieces ahead) {
   Fetcher fetcher(ahead, (k + Lines::kUnit - 1) / Lines::kUnit);
   V sum[M][kMixVectors];
   int have[kMixVectors];
@@ -356,8 +372,8 @@ void mix_lines(Index k, const Element* const* a, int m, const Element* line, Ind
                bool go_on, Pieces ahead) {
   for (int row = 0; row < m; row += kMixRows)
     for (Index col = 0; col < n; col += kMixVectors * kW, ahead = Pieces{})
-      mix_rows<Lines>(m - row < kMixRows ? m - row : kMixRows, k, a + row, line + col, stride, n - col, c + row * ldc + col, ldc,
-                      go_on, ahead);
+      mix_rows<Lines>(m - row < kMixRows ? m - row : kMixRows, k, a + row, line + col, stride, n - col, c + row * ldc + col,
+                      ldc, go_on, ahead);
 }
 
 void widen(Index n, const std::uint16_t* x, float* y) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "dsmoe/dtype.h"
 #include "ops/cpu/kernels.h"
@@ -37,6 +38,18 @@ std::size_t product_scratch(const KernelTable& kt);
 template <class T>
 void product(const KernelTable& kt, Index m, Index n, Index k, Operand<T> a, Operand<T> b, float* c, Index ldc,
              bool accumulate, void* scratch, const void* next = nullptr);
+
+// Several products with the same b, which is packed once for all: part i gives m rows of c.
+template <class T>
+struct ProductRows {
+  Operand<T> a;
+  Index m;
+  float* c;
+  Index ldc;
+};
+template <class T>
+void product(const KernelTable& kt, std::span<const ProductRows<T>> parts, Index n, Index k, Operand<T> b, bool accumulate,
+             void* scratch);
 
 // Widens or narrows a row between storage and f32; a copy when the storage is f32.
 void to_f32(const KernelTable& kt, Index n, const float* x, float* y);

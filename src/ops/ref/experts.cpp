@@ -75,10 +75,10 @@ void experts_down_backward(const ExpertWeights& w, const ExpertRows& rows, const
         for (Index c = 0; c < w.model_width; ++c) dh += at<T>(w.down[e], c, f) * at<T>(dy, rows.token[r], c);
         const double g = at<T>(kept.gate, static_cast<Index>(r), f), u = at<T>(kept.up, static_cast<Index>(r), f);
         const double s = sigmoid(g), scale = rows.weight[r];
-        const Index i = static_cast<Index>(r) * w.expert_width + f;
+        const Index i = static_cast<Index>(r) * w.expert_width + f, gate = 2 * i - f, up = gate + w.expert_width;
         weight_grad += dh * g * s * u;
-        d.gate.data<T>()[i] = T(static_cast<float>(scale * dh * u * s * (1 + g * (1 - s))));
-        d.up.data<T>()[i] = T(static_cast<float>(scale * dh * g * s));
+        d.gate_up.data<T>()[gate] = T(static_cast<float>(scale * dh * u * s * (1 + g * (1 - s))));
+        d.gate_up.data<T>()[up] = T(static_cast<float>(scale * dh * g * s));
         d.scaled_h.data<T>()[i] = T(static_cast<float>(scale * g * s * u));
       }
       d.weight[r] = static_cast<float>(weight_grad);
@@ -93,8 +93,8 @@ void experts_gate_up_backward(const ExpertWeights& w, const ExpertRows& rows, co
       for (Index c = 0; c < w.model_width; ++c) {
         double s = 0;
         for (Index f = 0; f < w.expert_width; ++f)
-          s += at<T>(w.gate[e], f, c) * at<T>(d.gate, static_cast<Index>(r), f) +
-               at<T>(w.up[e], f, c) * at<T>(d.up, static_cast<Index>(r), f);
+          s += at<T>(w.gate[e], f, c) * at<T>(d.gate_up, static_cast<Index>(r), f) +
+               at<T>(w.up[e], f, c) * at<T>(d.gate_up, static_cast<Index>(r), w.expert_width + f);
         sum[static_cast<std::size_t>(rows.token[r] * w.model_width + c)] += s;
       }
     });
@@ -104,7 +104,7 @@ void experts_gate_up_backward(const ExpertWeights& w, const ExpertRows& rows, co
 
 void experts_weight_backward(const ExpertRows& rows, const Tensor& x, const Tensor& dy, const ExpertRowGrads& d,
                              ExpertGrads& grads) {
-  const Index width = d.gate.dim(1), model = x.dim(1);
+  const Index width = d.scaled_h.dim(1), model = x.dim(1);
   dispatch(x.dtype(), [&]<class T>(T) {
     for (std::size_t e = 0; e < grads.gate.size(); ++e) {
       for (Index f = 0; f < width; ++f) {
@@ -112,8 +112,8 @@ void experts_weight_backward(const ExpertRows& rows, const Tensor& x, const Tens
           double gate = 0, up = 0, down = 0;
           for (Index r = rows.offset[e]; r < rows.offset[e + 1]; ++r) {
             const Index t = rows.token[static_cast<std::size_t>(r)];
-            gate += at<T>(d.gate, r, f) * at<T>(x, t, c);
-            up += at<T>(d.up, r, f) * at<T>(x, t, c);
+            gate += at<T>(d.gate_up, r, f) * at<T>(x, t, c);
+            up += at<T>(d.gate_up, r, width + f) * at<T>(x, t, c);
             down += at<T>(d.scaled_h, r, f) * at<T>(dy, t, c);
           }
           float& dg = grads.gate[e].data[f * grads.gate[e].ld + c];

@@ -208,6 +208,20 @@ DataReport for_each_text(const DataOptions& options, std::uint64_t bytes, const 
   return report;
 }
 
+DataOptions data_options(const TrainOptions& o) {
+  DataOptions data;
+  data.inputs = o.data;
+  data.sequence_length = o.seq_len;
+  data.order = o.order == "sequential" ? DataOptions::Order::kSequential : DataOptions::Order::kShuffled;
+  data.seed = o.seed;
+  data.holdout = o.holdout;
+  data.field = o.field;
+  data.label_field = o.label_field;
+  data.label_by = o.label_by == "file" ? DataOptions::LabelBy::kFile : DataOptions::LabelBy::kFolder;
+  data.strict = o.strict;
+  return data;
+}
+
 fs::path default_cache_folder() {
   const auto folder = [](const char* variable) {
     const char* value = std::getenv(variable);

@@ -11,6 +11,7 @@
 
 #include "dsmoe/tokenizer.h"
 #include "train/dataset.h"
+#include "train/options.h"
 
 namespace dsmoe::train {
 
@@ -37,6 +38,8 @@ struct DataOptions {
   std::filesystem::path cache_folder;                                       // empty: default_cache_folder()
   std::function<void(std::uint64_t done, std::uint64_t total)> progress{};  // bytes read while a cache is built
 };
+
+DataOptions data_options(const TrainOptions& options);  // the data's part of them
 
 inline constexpr Index kBuiltinHeldOut = 128;  // sequences
 
