@@ -14,7 +14,7 @@ namespace {
 std::string text_of(const MappedFile& file) { return {reinterpret_cast<const char*>(file.bytes().data()), file.size()}; }
 
 TEST(MappedFile, InMemoryAreTheSameBytes) {
-  const TempDir dir;
+  const TempFolder dir;
   std::string bytes(20'000'001, 0);  // several pieces, the last of odd size
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 2654435761u >> 13);
   for (const std::size_t size : {bytes.size(), std::size_t{5}, std::size_t{0}}) {
@@ -31,7 +31,7 @@ TEST(MappedFile, InMemoryAreTheSameBytes) {
 }
 
 TEST(MappedFile, InMemoryStaysWhatItIs) {
-  const TempDir dir;
+  const TempFolder dir;
   write_bytes(dir / "file", std::string(10000, 'a'));
   const auto memory = MappedFile::open(dir / "file")->in_memory();
   memory->advise(Advice::kDontNeed);  // would lose the bytes for good
@@ -42,7 +42,7 @@ TEST(MappedFile, InMemoryStaysWhatItIs) {
 }
 
 TEST(MappedFile, InMemoryOfAFileThatWasReplaced) {
-  const TempDir dir;
+  const TempFolder dir;
   write_bytes(dir / "file", "old");
   const auto map = MappedFile::open(dir / "file");
   write_bytes(dir / "other", "new");

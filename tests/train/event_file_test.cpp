@@ -121,7 +121,7 @@ TEST(TrainEventFile, HoldsWhatWasAdded) {
 // TensorBoard's own reader, where it is installed (DSMOE_PYTHON chooses the interpreter). The second file resumes before
 // the first one's end, as after a kill: TensorBoard then drops the steps that were done twice.
 TEST(TrainEventFile, TensorBoardReadsIt) {
-  TempDir dir;
+  TempFolder dir;
   for (const Index first : {0, 3}) {
     EventFile events(dir / "tb", first);
     for (Index step = first; step < first + 5; ++step) {
