@@ -107,10 +107,10 @@ std::shared_ptr<const MappedFile> MappedFile::in_memory(const Progress& progress
   file->data_ = to;
   const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) fail(ErrorCode::kIo, "{}: cannot open: {}", path_.string(), std::strerror(errno));
+  const std::shared_ptr<void> closed_at_the_end(nullptr, [fd](void*) { ::close(fd); });  // progress may throw
   struct stat status {};
   const bool same = ::fstat(fd, &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
   const int error = same ? ParallelReader(fd, to, size_).run(progress) : -1;
-  ::close(fd);
   if (error == -1)
     fail(ErrorCode::kIo, "{}: another file took its place while it was being read; try again", path_.string());
   if (error != 0) fail(ErrorCode::kIo, "{}: cannot read: {}", path_.string(), std::strerror(error));

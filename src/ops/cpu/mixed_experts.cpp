@@ -119,7 +119,8 @@ void experts_down_combine_mixed(Context& ctx, const ExpertWeights& w, const Expe
     const std::size_t n = std::min(coming.size(), used.size());
     for (std::size_t u = 0; u < n; ++u) {
       const MixedMatrix down = mixed(w.down[used[u]], w.forms[used[u]].down);
-      coming[u] = {reinterpret_cast<const std::byte*>(down.data), static_cast<std::size_t>(2 * cols * down.row_bytes)};
+      coming[u] = {reinterpret_cast<const std::byte*>(down.data),
+                   static_cast<std::size_t>(std::min(2 * cols, model) * down.row_bytes)};
     }
     ctx.pool().coming_up(std::span(coming).first(n));
   }
