@@ -39,6 +39,11 @@ nlohmann::ordered_json to_json(const LayerResult& r) {
                                 {"share_of_bound", r.bound() / r.seconds},
                                 {"largest_expert_share", r.largest},
                                 {"empty_experts", r.empty}};
+  if (r.sustained_seconds > 0) {
+    row["sustained_seconds"] = r.sustained_seconds;
+    row["sustained_peak_gflops"] = r.sustained_peak * 1e-9;
+    row["sustained_share_of_bound"] = r.sustained_bound() / r.sustained_seconds;
+  }
   if (r.extra_bytes > 0) row["extra_bytes"] = r.extra_bytes;
   return row;
 }
@@ -72,6 +77,8 @@ void print_report(const LayerOptions& o, const LayerReport& report) {
   std::vector<std::string> header = {
       "tokens",  "pass", u.time, "tok/s", u.rate, "of peak", u.bytes, "of memory", fmt::format("bound {}", u.time),
       "of bound"};
+  const bool sustained = report.results.front().sustained_seconds > 0;
+  if (sustained) header.insert(header.end(), {fmt::format("sustained {}", u.time), "of its bound"});
   if (o.skew) header.insert(header.end(), {"largest", "empty"});
   if (memory) header.emplace_back("extra memory");
   Table table(header);
@@ -86,6 +93,9 @@ void print_report(const LayerOptions& o, const LayerReport& report) {
                                     fmt::format("{:.0f}%", 100 * r.weight_bytes / r.seconds / r.bandwidth),
                                     fmt::format("{:.2f}", r.bound() * u.time_scale),
                                     fmt::format("{:.0f}%", 100 * r.bound() / r.seconds)};
+    if (sustained)
+      row.insert(row.end(), {fmt::format("{:.2f}", r.sustained_seconds * u.time_scale),
+                             fmt::format("{:.0f}%", 100 * r.sustained_bound() / r.sustained_seconds)});
     if (o.skew) row.insert(row.end(), {fmt::format("{:.0f}%", 100 * r.largest), std::to_string(r.empty)});
     if (memory) row.push_back(r.extra_bytes > 0 ? human_bytes(r.extra_bytes) : "");
     table.row(std::move(row));
@@ -96,7 +106,7 @@ void print_report(const LayerOptions& o, const LayerReport& report) {
       fmt::format("\nMeasured in this run: {:.0f} {} {} {}{}, {:.{}f} {} {}. The bound is the larger of\n"
                   "the two times; {} counts the weights of the chosen experts{}.\n",
                   first.peak * u.rate_scale, u.rate, o.dtype_name, u.peak,
-                  report.peak_last > 0 ? fmt::format(" (after the run {:.0f})", report.peak_last * u.rate_scale) : "",
+                  sustained ? fmt::format(" ({:.0f} sustained)", first.sustained_peak * u.rate_scale) : "",
                   first.bandwidth * u.bytes_scale, u.bytes_digits, u.bytes, u.memory, u.bytes,
                   o.backward ? " and their gradients" : ""));
 }

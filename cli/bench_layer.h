@@ -39,13 +39,15 @@ struct LayerResult {
   double largest = 0;       // the busiest routed expert's share of the tokens
   Index empty = 0;          // routed experts without a token
 
-  double seconds = 0;      // median
-  double peak = 0;         // FLOP/s, measured in the same run
-  double bandwidth = 0;    // bytes/s, likewise
-  double extra_bytes = 0;  // memory beside weights, inputs, outputs and gradients; 0: not counted
+  double seconds = 0;                                // median
+  double peak = 0;                                   // FLOP/s, measured in the same run
+  double sustained_seconds = 0, sustained_peak = 0;  // under lasting load; 0: not measured apart
+  double bandwidth = 0;                              // bytes/s, likewise
+  double extra_bytes = 0;                            // memory beside weights, inputs, outputs and gradients; 0: not counted
 
   double rate() const { return flops / seconds; }
   double bound() const { return std::max(flops / peak, weight_bytes / bandwidth); }  // seconds
+  double sustained_bound() const { return std::max(flops / sustained_peak, weight_bytes / bandwidth); }
 };
 
 struct LayerReport {
@@ -53,7 +55,6 @@ struct LayerReport {
   std::string kernels;        // which of them ran
   double error = 0;           // against the plain reference
   std::vector<float> sample;  // the first numbers of the output that was checked, for programs that compare
-  double peak_last = 0;       // FLOP/s after the run; 0: not measured apart
   std::vector<LayerResult> results;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 #include <vector>
 
 #include "cli/bench.h"
@@ -14,7 +15,7 @@ namespace dsmoe::cli {
 
 namespace {
 
-void check(cublasStatus_t status) {
+void check_blas(cublasStatus_t status) {
   if (status != CUBLAS_STATUS_SUCCESS) fail(ErrorCode::kInternal, "cuBLASLt failed: {}", cublasLtGetStatusString(status));
 }
 
@@ -58,16 +59,20 @@ Graph::Graph(cudaStream_t stream, const std::function<void()>& record) {
 Graph::~Graph() { cudaGraphExecDestroy(exec_); }
 void Graph::launch(cudaStream_t stream) const { check(cudaGraphLaunch(exec_, stream)); }
 
-double median_seconds(int repeats, int group, cudaStream_t stream, const std::function<void()>& launch) {
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
-  // A chip that has idled takes a while to reach the clock that it then keeps.
+namespace {
+
+void run_for(std::chrono::milliseconds time, int group, cudaStream_t stream, const std::function<void()>& launch) {
   const auto start = std::chrono::steady_clock::now();
   do {
     for (int i = 0; i < group; ++i) launch();
     check(cudaStreamSynchronize(stream));
-  } while (std::chrono::steady_clock::now() - start < std::chrono::milliseconds(20));
+  } while (std::chrono::steady_clock::now() - start < time);
+}
+
+double median_of(int repeats, int group, cudaStream_t stream, const std::function<void()>& launch) {
+  cudaEvent_t begin = nullptr, end = nullptr;
+  check(cudaEventCreate(&begin));
+  check(cudaEventCreate(&end));
   std::vector<double> seconds;
   for (int r = 0; r < repeats; ++r) {
     check(cudaEventRecord(begin, stream));
@@ -83,7 +88,21 @@ double median_seconds(int repeats, int group, cudaStream_t stream, const std::fu
   return median(seconds);
 }
 
-double matrix_flops(DType dtype, cudaStream_t stream) {
+}  // namespace
+
+Seconds median_seconds(int repeats, int group, cudaStream_t stream, const std::function<void()>& launch) {
+  using std::chrono::milliseconds;
+  std::this_thread::sleep_for(milliseconds(200));
+  // A chip that has idled takes a while to reach its clock.
+  run_for(milliseconds(20), group, stream, launch);
+  Seconds s{};
+  s.soon = median_of(repeats, group, stream, launch);
+  run_for(milliseconds(300), group, stream, launch);
+  s.sustained = median_of(repeats, group, stream, launch);
+  return s;
+}
+
+Flops matrix_flops(DType dtype, cudaStream_t stream) {
   const Index n = dtype == DType::kBF16 ? 8192 : 4096;
   const cudaDataType_t type = dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F;
   Context ctx;
@@ -98,38 +117,39 @@ double matrix_flops(DType dtype, cudaStream_t stream) {
   cublasLtMatmulDesc_t op = nullptr;
   cublasLtMatrixLayout_t layout = nullptr;
   cublasLtMatmulPreference_t preference = nullptr;
-  check(cublasLtCreate(&handle));
-  check(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  check_blas(cublasLtCreate(&handle));
+  check_blas(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   const cublasOperation_t transpose = CUBLAS_OP_T;
-  check(cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose));
-  check(cublasLtMatrixLayoutCreate(&layout, type, static_cast<std::uint64_t>(n), static_cast<std::uint64_t>(n), n));
-  check(cublasLtMatmulPreferenceCreate(&preference));
-  check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &work_bytes,
+  check_blas(cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose));
+  check_blas(cublasLtMatrixLayoutCreate(&layout, type, static_cast<std::uint64_t>(n), static_cast<std::uint64_t>(n), n));
+  check_blas(cublasLtMatmulPreferenceCreate(&preference));
+  check_blas(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &work_bytes,
                                              sizeof work_bytes));
   cublasLtMatmulHeuristicResult_t found{};
   int count = 0;
-  check(cublasLtMatmulAlgoGetHeuristic(handle, op, layout, layout, layout, layout, preference, 1, &found, &count));
+  check_blas(cublasLtMatmulAlgoGetHeuristic(handle, op, layout, layout, layout, layout, preference, 1, &found, &count));
   invariant(count == 1, "cuBLASLt has no kernel for a square product");
   const float one = 1, zero = 0;
-  const double seconds = median_seconds(5, 10, stream, [&] {
-    check(cublasLtMatmul(handle, op, &one, a.get(), layout, b.get(), layout, &zero, c.get(), layout, c.get(), layout,
+  const Seconds seconds = median_seconds(5, 10, stream, [&] {
+    check_blas(cublasLtMatmul(handle, op, &one, a.get(), layout, b.get(), layout, &zero, c.get(), layout, c.get(), layout,
                          &found.algo, work.get(), work_bytes, stream));
   });
-  check(cublasLtMatmulPreferenceDestroy(preference));
-  check(cublasLtMatrixLayoutDestroy(layout));
-  check(cublasLtMatmulDescDestroy(op));
-  check(cublasLtDestroy(handle));
+  check_blas(cublasLtMatmulPreferenceDestroy(preference));
+  check_blas(cublasLtMatrixLayoutDestroy(layout));
+  check_blas(cublasLtMatmulDescDestroy(op));
+  check_blas(cublasLtDestroy(handle));
   const auto size = static_cast<double>(n);
-  return 2 * size * size * size / seconds;
+  const double flops = 2 * size * size * size;
+  return {flops / seconds.soon, flops / seconds.sustained};
 }
 
 double copy_bandwidth(cudaStream_t stream) {
   const std::size_t bytes = std::size_t{2} << 30;
   const DeviceBuffer from(bytes), to(bytes);
   check(cudaMemset(from.get(), 0x5a, bytes));
-  const double seconds = median_seconds(
+  const Seconds seconds = median_seconds(
       5, 4, stream, [&] { check(cudaMemcpyAsync(to.get(), from.get(), bytes, cudaMemcpyDeviceToDevice, stream)); });
-  return 2 * static_cast<double>(bytes) / seconds;
+  return 2 * static_cast<double>(bytes) / seconds.soon;
 }
 
 }  // namespace dsmoe::cli

@@ -58,10 +58,18 @@ class Graph {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-// Median time of one call, over `repeats` timed groups of `group` calls, after 20 ms of calls that are not timed.
-double median_seconds(int repeats, int group, cudaStream_t stream, const std::function<void()>& launch);
+// Median times of one call, each over `repeats` timed groups of `group` calls. A chip under load lowers its clock to stay
+// within its power, so there are two: soon after a pause, whatever ran before, and when it has worked for a while.
+struct Seconds {
+  double soon;       // after a pause of 200 ms and 20 ms of calls that are not timed
+  double sustained;  // after another 300 ms of calls
+};
+Seconds median_seconds(int repeats, int group, cudaStream_t stream, const std::function<void()>& launch);
 
-double matrix_flops(DType dtype, cudaStream_t stream);  // FLOP/s of a large product by cuBLASLt, random numbers, no TF32
-double copy_bandwidth(cudaStream_t stream);             // bytes/s read and written by a copy within the device
+struct Flops {
+  double soon, sustained;
+};
+Flops matrix_flops(DType dtype, cudaStream_t stream);  // of a large product by cuBLASLt, random numbers, no TF32
+double copy_bandwidth(cudaStream_t stream);            // bytes/s read and written by a copy within the device
 
 }  // namespace dsmoe::cli

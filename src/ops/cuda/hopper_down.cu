@@ -43,9 +43,9 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < C::kBlocks; ++i) {
       const int column = (tile.m_block * C::kBlocks + i) * C::kTileM + group * 64;
-      store_transposed<kN>(acc[i], shared.staging + group * C::kStagingBytes, group,
-                           args.out + output_row(args, tile) * args.columns + column, args.columns, tile.rows,
-                           args.columns - column);
+      store_transposed<kN, false>(acc[i], shared.staging + group * C::kStagingBytes, group,
+                                  args.out + output_row(args, tile) * args.columns + column, args.columns, tile.rows,
+                                  args.columns - column);
     }
   }
 };
@@ -106,13 +106,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) down_kernel(const __grid_const
   extern __shared__ char raw[];
   Shared<C> shared = set_up<C>(raw, 1);
   if (threadIdx.x < 128) {
-    producer_registers<C, 40>();
+    producer_registers<C, 56>();
     if (threadIdx.x == 0) {
       ptx::prefetch_map(&args.weights);
       produce<C, kTransposedWeights, C::kTokens != kWideTile>(args, shared.ring);
     }
   } else {
-    consumer_registers<C, 232>();
+    consumer_registers<C, 224>();
     const int group = threadIdx.x / 128 - 1;
     TileLoop<C> loop(args.tiles);
     Tile tile;
@@ -126,7 +126,7 @@ Args common_args(TileSource tiles, const bf16* rows, std::uint64_t k, std::uint6
   Args args{};
   args.rows = tensor_map(rows, {k, n}, {k}, {kTileK, kBoxRows});
   args.narrow_rows = tensor_map(rows, {k, n}, {k}, {kTileK, 8});
-  args.shared_experts = tiles.shared;
+  args.shared_experts = tiles.rounds = tiles.shared;
   tiles.shared = tiles.shared > 0;
   args.tiles = tiles;
   args.out = out;

@@ -35,7 +35,7 @@ struct Consumer {
   int group;
 
   // Each warp owns 8 of the warpgroup's 32 columns; v holds one 8x8 matrix per 8 tokens.
-  template <int kN>
+  template <int kN, bool kStream>
   __device__ __forceinline__ void store(const std::uint32_t (&v)[kN / 8], bf16* out, std::size_t ld, int block) const {
     using Area = Staging<32>;
     const std::uint32_t staging = shared.staging + group * C::kStagingBytes;
@@ -49,7 +49,7 @@ struct Consumer {
     }
     ptx::named_barrier_sync(1 + group, 128);
     const int column = (block * C::kGroups + group) * 32;
-    Area::copy_out(staging, out + tile.row * ld + column, ld, tile.rows, args.expert_width - column);
+    Area::copy_out<kN, kStream>(staging, out + tile.row * ld + column, ld, tile.rows, args.expert_width - column);
     ptx::named_barrier_sync(1 + group, 128);
   }
 
@@ -60,15 +60,15 @@ struct Consumer {
       const std::size_t ld = 2 * static_cast<std::size_t>(args.expert_width);
 #pragma unroll
       for (int j = 0; j < kN / 8; ++j) v[j] = ptx::pack(acc[4 * j], acc[4 * j + 1]);
-      store<kN>(v, args.gate_up, ld, block);
+      store<kN, true>(v, args.gate_up, ld, block);
 #pragma unroll
       for (int j = 0; j < kN / 8; ++j) v[j] = ptx::pack(acc[4 * j + 2], acc[4 * j + 3]);
-      store<kN>(v, args.gate_up + args.expert_width, ld, block);
+      store<kN, true>(v, args.gate_up + args.expert_width, ld, block);
     }
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j)
       v[j] = ptx::pack(silu(acc[4 * j]) * acc[4 * j + 2], silu(acc[4 * j + 1]) * acc[4 * j + 3]);
-    store<kN>(v, args.h, args.expert_width, block);
+    store<kN, false>(v, args.h, args.expert_width, block);
   }
 
   template <int kN>
@@ -166,8 +166,6 @@ template <class C, bool kGather>
 void run(Args& args, const Sizes& s, const Plan& plan, const bf16* weights, cudaStream_t stream) {
   set_weights(args, s, weights, C::kGroups);
   args.tiles = tile_source(s, plan, (s.expert_width + C::kTileM / 2 - 1) / (C::kTileM / 2));
-  // Where memory is the limit they do not, and the first blocks need not wait for the plan to begin.
-  args.tiles.shared_longer = C::kTokens == kWideTile;
   launch_tiles<C>(gate_up_kernel<C, kGather>, args, stream);
 }
 

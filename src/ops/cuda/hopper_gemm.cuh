@@ -17,13 +17,13 @@ namespace dsmoe::cuda::hopper {
 inline constexpr int kTileK = 64;
 inline constexpr int kGroupBytesA = 64 * kTileK * 2;  // 64 weight rows, what one warpgroup multiplies at a time
 
-// kGroups: consumer warpgroups; a block of weights has 64 rows for each. kBlocks: such blocks in a tile. kPair: two
-// thread blocks (a cluster) work on neighbouring weight tiles of one token tile, and each loads half of the tokens for
-// both, which saves traffic from the cache and power.
-template <int kTokens_, int kStages_, int kGroups_, int kBlocks_, bool kPair_>
+// kGroups: consumer warpgroups; a block of weights has 64 rows for each. kBlocks: such blocks in a tile. kCluster: so
+// many thread blocks work on neighbouring weight tiles of one token tile, and each loads its part of the tokens for
+// all of them, which saves traffic from the cache and power.
+template <int kTokens_, int kStages_, int kGroups_, int kBlocks_, int kCluster_>
 struct Config {
   static constexpr int kTokens = kTokens_, kStages = kStages_, kGroups = kGroups_, kBlocks = kBlocks_;
-  static constexpr bool kPair = kPair_;
+  static constexpr int kCluster = kCluster_;
   // With few stages and memory as the limit, a stage is given back as soon as its product is done, not when the next
   // one has begun: that keeps one more in flight.
   static constexpr bool kDrains = kTokens == kMiddleTile;
@@ -36,11 +36,16 @@ struct Config {
   static constexpr int kStagingBytes = kTokens < 128 ? kTokens * 128 : 16384;  // per consumer warpgroup
   static constexpr int kSmemBytes = kStages * (kStageBytes + 16) + kGroups * kStagingBytes + 1024;  // barriers; to align
 };
-using Wide = Config<kWideTile, 4, 2, 1, false>;
-using WidePair = Config<kWideTile, 4, 2, 1, true>;
-using Middle = Config<kMiddleTile, 4, 2, 2, false>;
-using Narrow = Config<kNarrowTile, 8, 2, 1, false>;
-using Tiny = Config<kTinyTile, 18, 1, 1, false>;  // small tiles that spread a few experts evenly over the device
+using Wide = Config<kWideTile, 4, 2, 1, 1>;
+using WidePair = Config<kWideTile, 4, 2, 1, 2>;
+using Middle = Config<kMiddleTile, 4, 2, 2, 1>;
+using Narrow = Config<kNarrowTile, 8, 2, 1, 1>;
+using Tiny = Config<kTinyTile, 18, 1, 1, 1>;  // small tiles that spread a few experts evenly over the device
+
+template <class C>
+__device__ __forceinline__ int rank() {  // of this block in its cluster
+  return C::kCluster > 1 ? blockIdx.x % C::kCluster : 0;
+}
 
 // With two consumer warpgroups the producer hands them registers; with one there are enough.
 template <class C, int kRegisters>
@@ -59,42 +64,59 @@ struct Tile {
   bool shared;
 };
 
+// The tiles that one block (or cluster) works on, in order. The first ones, those of shared experts, are dealt round.
+// Blocks that get one more of them than others join the rest `rounds` rounds later: so many of the rest is one of them
+// worth.
+class Turns {
+ public:
+  __device__ __forceinline__ Turns(int block, int blocks, int first, int rounds)
+      : block_(block), blocks_(blocks), first_(first), late_(first % blocks), at_(block) {
+    rounds_ = late_ > 0 ? rounds : 0;
+    round_ = block < late_ ? rounds_ : 0;
+  }
+  __device__ __forceinline__ bool among_first() const { return at_ < first_; }
+  __device__ __forceinline__ int next() {
+    if (at_ < first_) {
+      const int id = at_;
+      at_ += blocks_;
+      return id;
+    }
+    const int early = blocks_ - late_, round = round_++;
+    if (round < rounds_) return first_ + round * early + block_ - late_;
+    return first_ + rounds_ * early + (round - rounds_) * blocks_ + block_;
+  }
+
+ private:
+  int block_, blocks_, first_, late_, at_, rounds_, round_;
+};
+
 // Where the tiles are. Those of the shared experts follow from the sizes alone.
 struct TileSource {
   const TokenTile* list;
   const std::int32_t* count;  // of the list; null: only shared experts
   int m_blocks;
   int shared, tokens, token_tile;
-  bool shared_longer = true;  // the tiles of the shared experts take longer than the others
+  int rounds = 1;  // tiles of routed experts that take as long as one of theirs
 };
 
-// The tiles of one block, in order. Tiles of shared experts come first and need no plan, so a kernel may work on them
-// while the plan is still being made; the first other tile waits for the kernel before this one.
+// The tiles of one block. Those of shared experts need no plan, so a kernel may work on them while the plan is still
+// being made; the first other tile waits for the kernel before this one.
 template <class C>
 class TileLoop {
  public:
-  __device__ explicit TileLoop(const TileSource& source) : s_(source) {
-    constexpr int kWidth = C::kPair ? 2 : 1;
-    rank_ = C::kPair ? blockIdx.x % 2 : 0;
-    id_ = blockIdx.x / kWidth;
-    step_ = gridDim.x / kWidth;
-    groups_ = s_.m_blocks / kWidth;
-    per_expert_ = (s_.tokens + s_.token_tile - 1) / s_.token_tile;
-    shared_tiles_ = s_.shared * per_expert_;
-    total_ = shared_tiles_ * groups_;
-  }
+  __device__ explicit TileLoop(const TileSource& source)
+      : s_(source),
+        groups_(source.m_blocks / C::kCluster),
+        per_expert_((source.tokens + source.token_tile - 1) / source.token_tile),
+        shared_tiles_(source.shared * per_expert_),
+        total_(shared_tiles_ * groups_),
+        turns_(blockIdx.x / C::kCluster, gridDim.x / C::kCluster, total_, source.rounds) {}
   __device__ __forceinline__ bool next(Tile& tile) {
     do {
-      if (id_ >= shared_tiles_ * groups_) wait();
-      // After longer tiles of the shared experts, which the first blocks had, the last round is handed out from the other
-      // end.
-      int id = id_;
-      const int in_round = id % step_, round = id - in_round;
-      if (s_.shared_longer && round > 0 && round >= shared_tiles_ * groups_ && round + step_ > total_)
-        id = round + step_ - 1 - in_round;
+      if (!turns_.among_first()) wait();
+      const int id = turns_.next();
       if (id >= total_) return false;
       find(id, tile);
-      id_ += step_;
     } while (tile.rows <= 0);
     return true;
   }
@@ -113,7 +135,7 @@ class TileLoop {
  private:
   __device__ __forceinline__ void find(int id, Tile& tile) const {
     const int token_tile = id / groups_;
-    tile.m_block = (id - token_tile * groups_) * (C::kPair ? 2 : 1) + rank_;
+    tile.m_block = (id - token_tile * groups_) * C::kCluster + rank<C>();
     tile.shared = token_tile < shared_tiles_;
     if (tile.shared) {
       const int size = (s_.tokens + per_expert_ - 1) / per_expert_;
@@ -131,7 +153,8 @@ class TileLoop {
   }
 
   const TileSource& s_;
-  int rank_, id_, step_, groups_, per_expert_, shared_tiles_, total_;
+  int groups_, per_expert_, shared_tiles_, total_;
+  Turns turns_;
   bool waited_ = false;
 };
 
@@ -174,21 +197,21 @@ __device__ __forceinline__ Shared<C> set_up(char* raw, int producers) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kStages; ++i) {
       ptx::barrier_init(s.ring.full + i * 8, producers);
-      ptx::barrier_init(s.ring.empty + i * 8, 4 * C::kGroups * (C::kPair ? 2 : 1));
+      ptx::barrier_init(s.ring.empty + i * 8, 4 * C::kGroups * C::kCluster);
     }
     ptx::barrier_init_fence();
   }
-  if constexpr (C::kPair)
+  if constexpr (C::kCluster > 1)
     ptx::cluster_sync();
   else
     __syncthreads();
   return s;
 }
 
-// A block of a pair stays until its peer has stopped writing to it.
+// A block of a cluster stays until its peers have stopped writing to it.
 template <class C>
 __device__ __forceinline__ void tear_down() {
-  if constexpr (C::kPair) {
+  if constexpr (C::kCluster > 1) {
     __syncwarp();
     ptx::cluster_sync();
   }
@@ -197,16 +220,16 @@ __device__ __forceinline__ void tear_down() {
 // A consumer warp is done with a stage; called by one lane.
 template <class C>
 __device__ __forceinline__ void release(std::uint32_t empty_barrier) {
-  if constexpr (C::kPair) {
-    ptx::barrier_arrive_remote(empty_barrier, 0);
-    ptx::barrier_arrive_remote(empty_barrier, 1);
+  if constexpr (C::kCluster > 1) {
+#pragma unroll
+    for (int i = 0; i < C::kCluster; ++i) ptx::barrier_arrive_remote(empty_barrier, i);
   } else {
     ptx::barrier_arrive(empty_barrier);
   }
 }
 
-// Tokens that already lie in a row in memory, as B: boxes of 32 rows, or of 8 for narrow tiles. In a pair each block
-// loads every other box for both.
+// Tokens that already lie in a row in memory, as B: boxes of 32 rows, or of 8 for narrow tiles. In a cluster each block
+// loads its share of the boxes for all.
 inline constexpr int kBoxRows = 32;
 template <class C>
 struct RowBoxes {
@@ -220,9 +243,10 @@ struct RowBoxes {
   __device__ __forceinline__ std::uint32_t bytes() const { return count * step * kTileK * 2; }
   __device__ __forceinline__ void load(const Ring<C>& ring, int kb) const {
     const CUtensorMap* map = step == 8 ? narrow : wide;
-    if constexpr (C::kPair) {
-      for (int i = blockIdx.x % 2; i < count; i += 2)
-        ptx::tma_load_pair(ring.b() + i * step * kTileK * 2, map, ring.full_barrier(), kb * kTileK, row + i * step);
+    if constexpr (C::kCluster > 1) {
+      for (int i = rank<C>(); i < count; i += C::kCluster)
+        ptx::tma_load_all<C::kCluster>(ring.b() + i * step * kTileK * 2, map, ring.full_barrier(), kb * kTileK,
+                                       row + i * step);
     } else {
       for (int i = 0; i < count; ++i)
         ptx::tma_load(ring.b() + i * step * kTileK * 2, map, ring.full_barrier(), kb * kTileK, row + i * step);
@@ -284,14 +308,6 @@ __device__ __forceinline__ bool try_widths(int rows, Body&& body) {
   }
 }
 
-// Few widths, for kernels with much code in each.
-template <class Body>
-__device__ __forceinline__ void with_coarse_width(int rows, Body&& body) {
-  if (rows > 192) return rows > 224 ? body.template run<256>() : body.template run<224>();
-  if (rows > 64) return rows > 128 ? body.template run<192>() : body.template run<128>();
-  return rows > 16 ? body.template run<64>() : body.template run<16>();
-}
-
 // Calls body.template run<N>() with a product that holds `rows` tokens and wastes little: N is 8, 16, 32, 48, 64 or a
 // multiple of 16 after that.
 template <class C, class Body>
@@ -351,31 +367,32 @@ struct Staging {
     const int swizzle = kChunks == 8 ? row & 7 : (row >> 1) & 3;
     return row * kRowBytes + ((chunk ^ swizzle) << 4);
   }
-  // Copies `rows` rows to out[row * ld], leaving out columns at or past `columns`.
+  // Copies `rows` rows, kMost at most, to out[row * ld], leaving out columns at or past `columns`. kStream: nobody reads
+  // them again soon. Pointers move by one step, and conditions are predicates: with a product of 64 bits and a branch for
+  // each row, finding the addresses took longer than the copies.
+  template <int kMost, bool kStream>
   __device__ __forceinline__ static void copy_out(std::uint32_t staging, __nv_bfloat16* out, std::size_t ld, int rows,
                                                   int columns) {
-    const int thread = threadIdx.x % 128;
-    const int chunk = thread % kChunks;
+    constexpr int kStep = 128 / kChunks;
+    constexpr int kBatch = kMost < kStep ? 1 : kMost / kStep < 4 ? kMost / kStep : 4;  // loads in flight
+    const int thread = threadIdx.x % 128, chunk = thread % kChunks;
     if (chunk * 8 >= columns) return;
-    constexpr int kStep = 128 / kChunks, kBatch = 4;  // loads in flight
-    for (int row0 = thread / kChunks; row0 < rows; row0 += kBatch * kStep) {
-      uint4 v[kBatch];
+    const std::size_t step = kStep * ld;
+    int row = thread / kChunks;
+    out += row * ld + chunk * 8;
+#pragma unroll 1
+    for (; row < rows; row += kBatch * kStep, out += kBatch * step) {
+      std::uint32_t v[kBatch][4];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i)
-        if (row0 + i * kStep < rows)
-          asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                       : "=r"(v[i].x), "=r"(v[i].y), "=r"(v[i].z), "=r"(v[i].w)
-                       : "r"(staging + offset(row0 + i * kStep, chunk))
-                       : "memory");
+      for (int i = 0; i < kBatch; ++i) ptx::load_shared(v[i], staging + offset(row + i * kStep, chunk));
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i)
-        if (row0 + i * kStep < rows) *reinterpret_cast<uint4*>(out + (row0 + i * kStep) * ld + chunk * 8) = v[i];
+      for (int i = 0; i < kBatch; ++i) ptx::store_if<kStream>(row + i * kStep < rows, out + i * step, v[i]);
     }
   }
 };
 
 // Stores acc (64 output columns of this warpgroup x kN tokens) as bf16 rows of `out`.
-template <int kN>
+template <int kN, bool kStream>
 __device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std::uint32_t staging, int group,
                                                  __nv_bfloat16* out, std::size_t ld, int rows, int columns) {
   using Area = Staging<64>;
@@ -391,7 +408,7 @@ __device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std
                           ptx::pack(acc[j + 2], acc[j + 3]));
     }
     ptx::named_barrier_sync(1 + group, 128);
-    Area::copy_out(staging, out + n0 * ld, ld, min(kStep, rows - n0), columns);
+    Area::copy_out<kStep, kStream>(staging, out + n0 * ld, ld, min(kStep, rows - n0), columns);
   }
   ptx::named_barrier_sync(1 + group, 128);
 }
@@ -402,16 +419,14 @@ inline TileSource tile_source(const Sizes& s, const Plan& plan, int m_blocks) {
   return {plan.tiles, plan.tile_count, m_blocks, s.shared, s.tokens, s.token_tile};
 }
 
-// One block per multiprocessor, in pairs where the configuration wants them.
+// One block per multiprocessor, in clusters where the configuration wants them.
 template <class C, class Args>
 void launch_tiles(void (*kernel)(Args), Args& args, cudaStream_t stream) {
-  args.tiles.m_blocks = (args.tiles.m_blocks + C::kBlocks - 1) / C::kBlocks;
-  if constexpr (C::kPair) {
-    args.tiles.m_blocks += args.tiles.m_blocks % 2;  // blocks past the end write nothing
-    launch_pairs(kernel, multiprocessors() / 2 * 2, C::kThreads, C::kSmemBytes, stream, args);
-  } else {
-    launch(kernel, multiprocessors(), C::kThreads, C::kSmemBytes, stream, args);
-  }
+  const auto round_up = [](int n, int unit) { return (n + unit - 1) / unit * unit; };
+  // Blocks past the end write nothing.
+  args.tiles.m_blocks = round_up(round_up(args.tiles.m_blocks, C::kBlocks) / C::kBlocks, C::kCluster);
+  launch_clusters(C::kCluster, kernel, multiprocessors() / C::kCluster * C::kCluster, C::kThreads, C::kSmemBytes, stream,
+                  args);
 }
 
 }  // namespace dsmoe::cuda::hopper

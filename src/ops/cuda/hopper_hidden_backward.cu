@@ -2,7 +2,7 @@
 // gate and up outputs, of the row weights, and h again (times the row's weight) for the gradient of W_down.
 //
 // The gate and up outputs that the epilogue needs come through the same ring as the operands, as further stages
-// after the last k block; their gradients leave from there in place.
+// after the last k block.
 #include "ops/cuda/hopper.h"
 #include "ops/cuda/hopper_gemm.cuh"
 #include "ops/cuda/tensor_map.h"
@@ -28,130 +28,116 @@ struct Args {
   int width, expert_width, parts;
 };
 
-// v[i] summed over the 8 lanes that differ in bits 2 to 4 of the lane: lane (i << 2 | c) gets the sum of its v[i].
-__device__ __forceinline__ float scatter_sum(const float (&v)[8]) {
-  const int lane = threadIdx.x % 32;
-  float four[4], two[2];
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    four[i] = (lane & 16 ? v[i + 4] : v[i]) + __shfl_xor_sync(~0u, lane & 16 ? v[i] : v[i + 4], 16);
-#pragma unroll
-  for (int i = 0; i < 2; ++i)
-    two[i] = (lane & 8 ? four[i + 2] : four[i]) + __shfl_xor_sync(~0u, lane & 8 ? four[i] : four[i + 2], 8);
-  return (lane & 4 ? two[1] : two[0]) + __shfl_xor_sync(~0u, lane & 4 ? two[0] : two[1], 4);
-}
-
 struct Consumer {
   const Args& args;
   const Tile& tile;
   Shared<C>& shared;
   int group;
 
-  // A pair of tokens in one column: gradients of gate and up, and weight * h; returns dh * h for both.
-  __device__ __forceinline__ static float2 swiglu_backward(float2 dh, float2 weight, std::uint32_t& gate, std::uint32_t& up,
-                                                           std::uint32_t& weighted) {
-    const float2 g = ptx::unpack(gate), u = ptx::unpack(up);
-    const float sx = __fdividef(1.0f, 1.0f + __expf(-g.x)), sy = __fdividef(1.0f, 1.0f + __expf(-g.y));
-    const float ax = g.x * sx, ay = g.y * sy;
-    const float hx = ax * u.x, hy = ay * u.y;
-    const float dx = weight.x * dh.x, dy = weight.y * dh.y;
-    gate = ptx::pack(dx * u.x * (sx + ax * (1.0f - sx)), dy * u.y * (sy + ay * (1.0f - sy)));
-    up = ptx::pack(dx * ax, dy * ay);
-    weighted = ptx::pack(weight.x * hx, weight.y * hy);
-    return {dh.x * hx, dh.y * hy};
-  }
-
-  // kBlocks * 8 tokens of a stage from token n on: all loads first, then all arithmetic, then all stores.
-  template <int kBlocks, int kN, int kFirst>
-  __device__ __forceinline__ void blocks(const float (&acc)[kN / 2], std::uint32_t gate, int n, int rows,
-                                         const float2* weight) const {
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const std::uint32_t up = gate + 2 * kBlockBytes, weighted = gate + 4 * kBlockBytes;
-    std::uint32_t at[kBlocks], g[kBlocks][2], u[kBlocks][2], h[kBlocks][2];
-    float dots[8] = {};
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      at[b] = Staging<64>::offset(n + b * 8 + lane % 8, warp * 2 + lane / 8 % 2);
-      ptx::ldmatrix_trans(gate + at[b], g[b][0], g[b][1]);
-      ptx::ldmatrix_trans(up + at[b], u[b][0], u[b][1]);
-    }
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      const int j = (kFirst + n + b * 8) / 2;
-      const float2 low = swiglu_backward({acc[j], acc[j + 1]}, weight[b], g[b][0], u[b][0], h[b][0]);
-      const float2 high = swiglu_backward({acc[j + 2], acc[j + 3]}, weight[b], g[b][1], u[b][1], h[b][1]);
-      dots[2 * b] = low.x + high.x;
-      dots[2 * b + 1] = low.y + high.y;
-    }
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      ptx::stmatrix_trans(gate + at[b], g[b][0], g[b][1]);
-      ptx::stmatrix_trans(up + at[b], u[b][0], u[b][1]);
-      ptx::stmatrix_trans(weighted + at[b], h[b][0], h[b][1]);
-    }
-    const float sum = scatter_sum(dots);
-    const int mine = lane / 4, token = n + mine / 2 * 8 + lane % 4 * 2 + mine % 2;
-    if (mine < 2 * kBlocks && token < rows)
-      args.weight_grad[static_cast<std::size_t>(tile.row + kFirst + token) * args.parts + tile.m_block * 8 + group * 4 +
-                       warp] = sum;
-  }
+  // The gradient of h of one stage, f32 [64 tokens][64 columns], in the warpgroup's staging area. Rows hold granules of
+  // four columns, in an order in which neither put() nor stage() meets a bank twice: h * 8 + (q ^ (2 * (token / 2 % 4) +
+  // h)) for half h of eight columns q.
+  __device__ __forceinline__ std::uint32_t area() const { return shared.staging + group * C::kStagingBytes; }
 
   template <int kN, int kFirst>
-  __device__ __forceinline__ void stage(const float (&acc)[kN / 2]) const {
+  __device__ __forceinline__ void put(const float (&acc)[kN / 2]) const {
     constexpr int kRows = kN - kFirst < kEpilogueRows ? kN - kFirst : kEpilogueRows;
-    const int lane = threadIdx.x % 32;
-    const int rows = min(kRows, tile.rows - kFirst);
-    float2 weight[kRows / 8];
+    const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, h = g / 4;
+    const std::uint32_t row = area() + 2 * c * 256 + g % 4 * 4;
+    const std::uint32_t low = row + (h * 8 + ((warp * 2) ^ (2 * c + h))) * 16;
+    const std::uint32_t high = row + (h * 8 + ((warp * 2 + 1) ^ (2 * c + h))) * 16;
 #pragma unroll
-    for (int b = 0; b < kRows / 8; ++b)
-      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                   : "=f"(weight[b].x), "=f"(weight[b].y)
-                   : "r"(weights_area() + (kFirst + b * 8 + lane % 4 * 2) * 4)
-                   : "memory");
-    Ring<C>& ring = shared.ring;
-    ptx::barrier_wait(ring.full_barrier(), ring.phase);
-    const std::uint32_t gate = ring.a() + group * kBlockBytes, up = gate + 2 * kBlockBytes,
-                        weighted = gate + 4 * kBlockBytes;
-    constexpr int kFull = kRows / 32 * 32, kRest = (kRows - kFull) / 8;
+    for (int n = 0; n < kRows; n += 8)
 #pragma unroll
-    for (int n = 0; n < kFull; n += 32) blocks<4, kN, kFirst>(acc, gate, n, rows, weight + n / 8);
-    if constexpr (kRest > 0) blocks<kRest, kN, kFirst>(acc, gate, kFull, rows, weight + kFull / 8);
-    // The copy engine writes this stage next. Here, where no store to memory is on its way that the fence would wait for.
-    ptx::fence_proxy_async();
-    ptx::named_barrier_sync(1 + group, 128);
-    const int column = tile.m_block * C::kTileM + group * 64, columns = args.expert_width - column;
-    const std::size_t row = tile.row + kFirst, ld = args.expert_width;
-    Staging<64>::copy_out(gate, args.gate_up + row * 2 * ld + column, 2 * ld, rows, columns);
-    Staging<64>::copy_out(up, args.gate_up + row * 2 * ld + ld + column, 2 * ld, rows, columns);
-    Staging<64>::copy_out(weighted, args.weighted + row * ld + column, ld, rows, columns);
-    __syncwarp();
-    if (lane == 0) release<C>(ring.empty_barrier());
-    ring.advance();
+      for (int i = 0; i < 4; ++i)
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"((i < 2 ? low : high) + (n + i % 2) * 256),
+                     "f"(acc[(kFirst + n) / 2 + i])
+                     : "memory");
   }
 
-  // The row weights of the tile, in the staging area, which has no other use here.
-  __device__ __forceinline__ std::uint32_t weights_area() const { return shared.staging + group * C::kStagingBytes; }
+  // Eight columns of one token: gradients of gate and up in place, weight * h; returns the sum of dh * h.
+  __device__ __forceinline__ static float swiglu_backward(const float (&dh)[2][4], float weight, std::uint32_t (&gate)[4],
+                                                          std::uint32_t (&up)[4], std::uint32_t (&weighted)[4]) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 g = ptx::unpack(gate[i]), u = ptx::unpack(up[i]);
+      const float sx = __fdividef(1.0f, 1.0f + __expf(-g.x)), sy = __fdividef(1.0f, 1.0f + __expf(-g.y));
+      const float ax = g.x * sx, ay = g.y * sy;
+      const float hx = ax * u.x, hy = ay * u.y;
+      const float dhx = dh[i / 2][i % 2 * 2], dhy = dh[i / 2][i % 2 * 2 + 1];
+      const float dx = weight * dhx, dy = weight * dhy;
+      gate[i] = ptx::pack(dx * u.x * (sx + ax * (1.0f - sx)), dy * u.y * (sy + ay * (1.0f - sy)));
+      up[i] = ptx::pack(dx * ax, dy * ay);
+      weighted[i] = ptx::pack(weight * hx, weight * hy);
+      sum = fmaf(dhx, hx, sum);
+      sum = fmaf(dhy, hy, sum);
+    }
+    return sum;
+  }
 
+  // The stage's tokens from `first` on: thread t does eight columns t % 8 of tokens t / 8 + 16 i.
+  __device__ __forceinline__ void stage(int first) const {
+    constexpr int kTurns = kEpilogueRows / 16;
+    const int q = threadIdx.x % 8, token = threadIdx.x % 128 / 8, rows = tile.rows - first;
+    const int column = tile.m_block * C::kTileM + group * 64;
+    const bool inside = column + q * 8 < args.expert_width;
+    const std::size_t ld = args.expert_width, row = tile.row + first + token;
+    const float* row_weight = args.row_weight + row;
+    bf16* gate_up = args.gate_up + row * 2 * ld + column + q * 8;
+    bf16* weighted = args.weighted + row * ld + column + q * 8;
+    float* dots = args.weight_grad + row * args.parts + tile.m_block * 2 + group;
+    float weight = token < rows ? *row_weight : 0.0f;
+    const std::uint32_t gate = shared.ring.a() + group * kBlockBytes + Staging<64>::offset(token, q);
+    const int twist = token / 2 % 4 * 2;
+    const std::uint32_t dh0 = area() + token * 256 + (q ^ twist) * 16,
+                        dh1 = area() + token * 256 + (8 + (q ^ (twist + 1))) * 16;
+    ptx::barrier_wait(shared.ring.full_barrier(), shared.ring.phase);
+#pragma unroll 1
+    for (int i = 0; i < kTurns; ++i) {
+      std::uint32_t g[4], u[4], h[4];
+      float dh[2][4];
+      ptx::load_shared(g, gate + i * 2048);
+      ptx::load_shared(u, gate + i * 2048 + 2 * kBlockBytes);
+      ptx::load_shared(dh[0], dh0 + i * 4096);
+      ptx::load_shared(dh[1], dh1 + i * 4096);
+      float sum = swiglu_backward(dh, weight, g, u, h);
+      const bool there = token + 16 * i < rows;
+      weight = token + 16 * (i + 1) < rows && i + 1 < kTurns ? row_weight[16 * (i + 1)] : 0.0f;
+      if (!inside) sum = 0.0f;
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      sum += __shfl_xor_sync(~0u, sum, 4);
+      if (there && q == 0) dots[static_cast<std::size_t>(16 * i) * args.parts] = sum;
+      ptx::store_if<true>(there && inside, gate_up, g);
+      ptx::store_if<true>(there && inside, gate_up + ld, u);
+      ptx::store_if<true>(there && inside, weighted, h);
+      gate_up += 16 * 2 * ld;
+      weighted += 16 * ld;
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) release<C>(shared.ring.empty_barrier());
+    shared.ring.advance();
+  }
+
+  // One copy of stage() for all of them: written out for each stage the code would not fit the instruction cache.
   template <int kN>
   __device__ __forceinline__ void run() const {
-    const int thread = threadIdx.x % 128;
-    float weight[2];  // on their way while the products run
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      weight[i] = thread + 128 * i < tile.rows ? args.row_weight[tile.row + thread + 128 * i] : 0.0f;
     float acc[1][kN / 2] = {};
     multiply<kN, 1, 0, false>(acc, shared.ring, (args.width + kTileK - 1) / kTileK, group);
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      asm volatile("st.shared.f32 [%0], %1;" ::"r"(weights_area() + (thread + 128 * i) * 4), "f"(weight[i]) : "memory");
-    ptx::named_barrier_sync(1 + group, 128);
-    stage<kN, 0>(acc[0]);
-    if constexpr (kN > 64)
-      if (tile.rows > 64) stage<kN, 64>(acc[0]);
-    if constexpr (kN > 128)
-      if (tile.rows > 128) stage<kN, 128>(acc[0]);
-    if constexpr (kN > 192)
-      if (tile.rows > 192) stage<kN, 192>(acc[0]);
+#pragma unroll 1
+    for (int first = 0; first < tile.rows; first += kEpilogueRows) {
+      if (first == 0) put<kN, 0>(acc[0]);
+      if constexpr (kN > 64)
+        if (first == 64) put<kN, 64>(acc[0]);
+      if constexpr (kN > 128)
+        if (first == 128) put<kN, 128>(acc[0]);
+      if constexpr (kN > 192)
+        if (first == 192) put<kN, 192>(acc[0]);
+      ptx::named_barrier_sync(1 + group, 128);
+      stage(first);
+      ptx::named_barrier_sync(1 + group, 128);
+    }
   }
 };
 
@@ -198,13 +184,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) hidden_backward_kernel(const _
     TileLoop<C> loop(args.tiles);
     Tile tile;
     loop.wait();
-    while (loop.next(tile)) with_coarse_width(tile.rows, Consumer{args, tile, shared, group});
+    while (loop.next(tile)) with_width<C>(tile.rows, Consumer{args, tile, shared, group});
   }
 }
 
 }  // namespace
 
-int hidden_backward_parts(const Sizes& s) { return (s.expert_width + C::kTileM - 1) / C::kTileM * 8; }
+int hidden_backward_parts(const Sizes& s) { return (s.expert_width + C::kTileM - 1) / C::kTileM * 2; }
 
 void hidden_backward(const Sizes& s, const Plan& plan, const bf16* dy, const bf16* sorted_dy, const bf16* down_weights,
                      bf16* gate_up, bf16* weighted, float* weight_grad, cudaStream_t stream) {

@@ -19,7 +19,17 @@ struct Args {
   void* grad;
   int experts, shared, tokens, m_blocks, n_blocks, m, width;
   bool transposed, f32, accumulate;
+  int cluster, rounds;  // Turns
+
+  __device__ __forceinline__ int per_expert() const { return m_blocks * n_blocks / cluster; }
+  __device__ __forceinline__ int total() const { return experts * per_expert(); }
 };
+
+template <class C>
+__device__ __forceinline__ Turns grad_turns(const Args& args) {
+  const int blocks = gridDim.x / C::kCluster;
+  return {static_cast<int>(blockIdx.x / C::kCluster), blocks, args.shared * args.per_expert(), args.rounds};
+}
 
 // Output tile of one expert, and the rows of A and B that make it.
 struct GradTile {
@@ -27,15 +37,15 @@ struct GradTile {
   bool sorted;
 };
 
-template <class C>
+template <class C, bool kAlongN>
 __device__ __forceinline__ GradTile find(const Args& args, int id) {
-  constexpr int kWidth = C::kPair ? 2 : 1;
-  const int groups = args.m_blocks / kWidth, per_expert = groups * args.n_blocks;
-  const int e = id / per_expert, local = id % per_expert;
+  constexpr int kWidth = C::kCluster;
+  const int groups = kAlongN ? args.m_blocks : args.m_blocks / kWidth;
+  const int e = id / args.per_expert(), local = id % args.per_expert();
   GradTile tile;
   tile.expert = e;
-  tile.m0 = (local % groups * kWidth + (C::kPair ? blockIdx.x % 2 : 0)) * kTileM;
-  tile.n0 = local / groups * kTileN;
+  tile.m0 = (local % groups * (kAlongN ? 1 : kWidth) + (kAlongN ? 0 : rank<C>())) * kTileM;
+  tile.n0 = (local / groups * (kAlongN ? kWidth : 1) + (kAlongN ? rank<C>() : 0)) * kTileN;
   tile.sorted = false;
   if (args.slice > 0) {
     tile.a_row = tile.b_row = e * args.slice;
@@ -53,22 +63,26 @@ __device__ __forceinline__ GradTile find(const Args& args, int id) {
   return tile;
 }
 
-template <class C>
+template <class C, bool kAlongN>
 __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
-  constexpr int kWidth = C::kPair ? 2 : 1;
-  const int total = args.experts * args.m_blocks / kWidth * args.n_blocks;
-  for (int id = blockIdx.x / kWidth; id < total; id += gridDim.x / kWidth) {
-    const GradTile tile = find<C>(args, id);
+  constexpr int kWidth = C::kCluster;
+  Turns turns = grad_turns<C>(args);
+  for (int id; (id = turns.next()) < args.total();) {
+    const GradTile tile = find<C, kAlongN>(args, id);
     const CUtensorMap* map = tile.sorted ? &args.sorted : &args.b;
     for (int k = 0; k < tile.rows; k += kTileK, ring.advance()) {
       ring.wait_empty();
       const std::uint32_t bar = ring.full_barrier();
       ptx::barrier_arrive_expect(bar, C::kStageBytes);
-      ptx::tma_load(ring.a(), &args.a, bar, tile.m0, tile.a_row + k);
-      ptx::tma_load(ring.a() + 8192, &args.a, bar, tile.m0 + 64, tile.a_row + k);
-      for (int i = C::kPair ? blockIdx.x % 2 : 0; i < 4; i += kWidth) {
-        if constexpr (C::kPair)
-          ptx::tma_load_pair(ring.b() + i * 8192, map, bar, tile.n0 + i * 64, tile.b_row + k);
+      if constexpr (kAlongN) {
+        ptx::tma_load_all<kWidth>(ring.a() + rank<C>() * 8192, &args.a, bar, tile.m0 + rank<C>() * 64, tile.a_row + k);
+      } else {
+        ptx::tma_load(ring.a(), &args.a, bar, tile.m0, tile.a_row + k);
+        ptx::tma_load(ring.a() + 8192, &args.a, bar, tile.m0 + 64, tile.a_row + k);
+      }
+      for (int i = kAlongN ? 0 : rank<C>(); i < 4; i += kAlongN ? 1 : kWidth) {
+        if constexpr (kWidth > 1 && !kAlongN)
+          ptx::tma_load_all<kWidth>(ring.b() + i * 8192, map, bar, tile.n0 + i * 64, tile.b_row + k);
         else
           ptx::tma_load(ring.b() + i * 8192, map, bar, tile.n0 + i * 64, tile.b_row + k);
       }
@@ -126,7 +140,7 @@ __device__ __forceinline__ void store_direct(const Args& args, const GradTile& t
                      : "memory");
       }
     ptx::named_barrier_sync(1 + group, 128);
-    Staging<64>::copy_out(area, grad + n, args.width, min(64, args.m - m), args.width - tile.n0 - n);
+    Staging<64>::copy_out<64, true>(area, grad + n, args.width, min(64, args.m - m), args.width - tile.n0 - n);
   }
   ptx::named_barrier_sync(1 + group, 128);
 }
@@ -140,7 +154,7 @@ __device__ __forceinline__ void store(const Args& args, const GradTile& tile, fl
   if (!args.transposed) return store_direct(args, tile, acc, staging, group);
   const int m = tile.m0 + group * 64;
   bf16* grad = static_cast<bf16*>(args.grad) + (static_cast<std::size_t>(tile.expert) * args.width + tile.n0) * args.m + m;
-  store_transposed<kTileN>(acc, staging, group, grad, args.m, min(kTileN, args.width - tile.n0), args.m - m);
+  store_transposed<kTileN, true>(acc, staging, group, grad, args.m, min(kTileN, args.width - tile.n0), args.m - m);
 }
 
 // B has zeros after the expert's last row. A has rows of the next expert there, whose NaNs must not come in.
@@ -155,7 +169,7 @@ __device__ __forceinline__ void clear_after_last_row(const Ring<C>& ring, int ro
   ptx::named_barrier_sync(1 + group, 128);
 }
 
-template <class C>
+template <class C, bool kAlongN>
 __global__ void __launch_bounds__(C::kThreads, 1) weight_backward_kernel(const __grid_constant__ Args args) {
   extern __shared__ char raw[];
   Shared<C> shared = set_up<C>(raw, 1);
@@ -163,14 +177,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) weight_backward_kernel(const _
   ptx::let_next_kernel_start();
   if (threadIdx.x < 128) {
     ptx::registers_shrink<40>();
-    if (threadIdx.x == 0) produce<C>(args, shared.ring);
+    if (threadIdx.x == 0) produce<C, kAlongN>(args, shared.ring);
   } else {
     ptx::registers_grow<232>();
-    constexpr int kWidth = C::kPair ? 2 : 1;
     const int group = threadIdx.x / 128 - 1;
-    const int total = args.experts * args.m_blocks / kWidth * args.n_blocks;
-    for (int id = blockIdx.x / kWidth; id < total; id += gridDim.x / kWidth) {
-      const GradTile tile = find<C>(args, id);
+    Turns turns = grad_turns<C>(args);
+    for (int id; (id = turns.next()) < args.total();) {
+      const GradTile tile = find<C, kAlongN>(args, id);
       if (tile.rows == 0 && args.accumulate) continue;
       float acc[1][kTileN / 2] = {};
       multiply<kTileN, 1, 1, false>(acc, shared.ring, (tile.rows + kTileK - 1) / kTileK, group,
@@ -184,11 +197,14 @@ __global__ void __launch_bounds__(C::kThreads, 1) weight_backward_kernel(const _
 void run(Args& args, cudaStream_t stream) {
   args.m_blocks = (args.m + kTileM - 1) / kTileM;
   args.n_blocks = (args.width + kTileN - 1) / kTileN;
-  if (args.m_blocks % 2 == 0)
-    launch_pairs(weight_backward_kernel<WidePair>, multiprocessors() / 2 * 2, Wide::kThreads, WidePair::kSmemBytes, stream,
-                 args);
-  else
-    launch(weight_backward_kernel<Wide>, multiprocessors(), Wide::kThreads, Wide::kSmemBytes, stream, args);
+  // In pairs, which share a part of their operands: the larger one where there is an even number of blocks along m.
+  const bool along_m = args.m_blocks % 2 == 0, along_n = !along_m && args.n_blocks % 2 == 0;
+  args.cluster = along_m || along_n ? 2 : 1;
+  const auto kernel = along_m   ? weight_backward_kernel<WidePair, false>
+                      : along_n ? weight_backward_kernel<WidePair, true>
+                                : weight_backward_kernel<Wide, false>;
+  launch_clusters(args.cluster, kernel, multiprocessors() / args.cluster * args.cluster, Wide::kThreads,
+                  WidePair::kSmemBytes, stream, args);
 }
 
 }  // namespace
@@ -208,6 +224,10 @@ void weight_backward(const Sizes& s, const Plan& plan, const WeightGrad& g, cuda
   args.m = g.m;
   args.width = s.width;
   args.transposed = g.transposed;
+  // How many times the rows of a routed expert a shared one has.
+  const std::int64_t routed = s.rows - static_cast<std::int64_t>(s.shared) * s.tokens;
+  args.rounds = static_cast<int>(
+      routed > 0 ? (static_cast<std::int64_t>(s.tokens) * (s.experts - s.shared) + routed / 2) / routed : 0);
   args.f32 = g.f32;
   args.accumulate = g.accumulate;
   run(args, stream);

@@ -41,10 +41,4 @@ template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, cudaStream_t stream, Args&&... args) {
   launch_clusters(1, kernel, grid, block, shared_bytes, stream, args...);
 }
-// The same in clusters of two blocks.
-template <class... Params, class... Args>
-void launch_pairs(void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, cudaStream_t stream, Args&&... args) {
-  launch_clusters(2, kernel, grid, block, shared_bytes, stream, args...);
-}
-
 }  // namespace dsmoe::cuda

@@ -87,13 +87,13 @@ __device__ __forceinline__ void tma_load(std::uint32_t dst, const CUtensorMap* m
       "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
-// The same into the same place of both blocks of a pair; each block's barrier at `bar` counts its bytes.
-__device__ __forceinline__ void tma_load_pair(std::uint32_t dst, const CUtensorMap* map, std::uint32_t bar, int c0,
-                                              int c1) {
+// The same into the same place of all blocks of a cluster; each block's barrier at `bar` counts its bytes.
+template <int kBlocks>
+__device__ __forceinline__ void tma_load_all(std::uint32_t dst, const CUtensorMap* map, std::uint32_t bar, int c0, int c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
       "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
-      "l"(map), "r"(bar), "r"(c0), "r"(c1), "h"(static_cast<unsigned short>(3))
+      "l"(map), "r"(bar), "r"(c0), "r"(c1), "h"(static_cast<unsigned short>((1 << kBlocks) - 1))
       : "memory");
 }
 // 16 bytes; the last 16 - bytes of them are zeros.
@@ -133,6 +133,36 @@ __device__ __forceinline__ void registers_shrink() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// ---- shared memory by address
+
+__device__ __forceinline__ void load_shared(std::uint32_t (&v)[4], std::uint32_t address) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void load_shared(float (&v)[4], std::uint32_t address) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+               : "r"(address)
+               : "memory");
+}
+
+// 16 bytes to memory under a predicate, where the compiler would branch. kStream: first to leave the cache.
+template <bool kStream>
+__device__ __forceinline__ void store_if(bool condition, void* to, const std::uint32_t (&v)[4]) {
+  if constexpr (kStream)
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p st.global.cs.v4.b32 [%1], {%2, %3, %4, %5};\n}\n" ::"r"(
+                     static_cast<int>(condition)),
+                 "l"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+                 : "memory");
+  else
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}\n" ::"r"(
+                     static_cast<int>(condition)),
+                 "l"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+                 : "memory");
+}
+
 // ---- 8x8 matrices of 16-bit elements between registers and shared memory, transposed on the way
 
 __device__ __forceinline__ void stmatrix_trans(std::uint32_t address, std::uint32_t a) {
@@ -141,13 +171,6 @@ __device__ __forceinline__ void stmatrix_trans(std::uint32_t address, std::uint3
 __device__ __forceinline__ void stmatrix_trans(std::uint32_t address, std::uint32_t a, std::uint32_t b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
 }
-__device__ __forceinline__ void ldmatrix_trans(std::uint32_t address, std::uint32_t& a, std::uint32_t& b) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-               : "=r"(a), "=r"(b)
-               : "r"(address)
-               : "memory");
-}
-
 __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const std::uint32_t*>(&v);

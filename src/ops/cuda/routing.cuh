@@ -142,10 +142,19 @@ __device__ inline void choose(const RoutingRule& rule, const float* bias, const 
   if (lane + 32 < rule.chosen) weights[lane + 32] = mine_high / divisor * rule.scale;
 }
 
-// `count` rows of an expert over `tiles` tiles: an even split wastes less than full tiles and a rest.
+// `count` rows of an expert over `tiles` tiles: an even split wastes less than full tiles and a rest, and all but the last
+// are multiples of 16, which the products take as they are. Every other expert has its larger tiles last, so that not the
+// same blocks always get them.
 __device__ inline void split_tiles(TokenTile* out, int tiles, int expert, int row, int count, int sorted_row) {
-  const int size = tiles ? (count + tiles - 1) / tiles : 0;
-  for (int i = 0; i < tiles; ++i) out[i] = {expert, row + i * size, min(size, count - i * size), sorted_row + i * size};
+  constexpr int kUnit = 16;
+  if (tiles == 0) return;
+  const int units = (count + kUnit - 1) / kUnit, size = units / tiles, larger = units % tiles;
+  for (int i = 0, at = 0; i < tiles; ++i) {
+    const bool large = expert % 2 ? i >= tiles - larger : i < larger;
+    const int rows = min((size + large) * kUnit, count - at);
+    out[i] = {expert, row + at, rows, sorted_row + at};
+    at += rows;
+  }
 }
 
 inline RoutingRule routing_rule(const MoeConfig& c) {
