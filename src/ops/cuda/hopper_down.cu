@@ -43,9 +43,9 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < C::kBlocks; ++i) {
       const int column = (tile.m_block * C::kBlocks + i) * C::kTileM + group * 64;
-      store_transposed<kN, false>(acc[i], shared.staging + group * C::kStagingBytes, group,
-                                  args.out + output_row(args, tile) * args.columns + column, args.columns, tile.rows,
-                                  args.columns - column);
+      store_transposed<kN>(acc[i], shared.staging + group * C::kStagingBytes, group,
+                           args.out + output_row(args, tile) * args.columns + column, args.columns, tile.rows,
+                           args.columns - column);
     }
   }
 };

@@ -392,7 +392,7 @@ struct Staging {
 };
 
 // Stores acc (64 output columns of this warpgroup x kN tokens) as bf16 rows of `out`.
-template <int kN, bool kStream>
+template <int kN>
 __device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std::uint32_t staging, int group,
                                                  __nv_bfloat16* out, std::size_t ld, int rows, int columns) {
   using Area = Staging<64>;
@@ -408,7 +408,7 @@ __device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std
                           ptx::pack(acc[j + 2], acc[j + 3]));
     }
     ptx::named_barrier_sync(1 + group, 128);
-    Area::copy_out<kStep, kStream>(staging, out + n0 * ld, ld, min(kStep, rows - n0), columns);
+    Area::copy_out<kStep, false>(staging, out + n0 * ld, ld, min(kStep, rows - n0), columns);
   }
   ptx::named_barrier_sync(1 + group, 128);
 }

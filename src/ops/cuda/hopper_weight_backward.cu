@@ -140,7 +140,7 @@ __device__ __forceinline__ void store_direct(const Args& args, const GradTile& t
                      : "memory");
       }
     ptx::named_barrier_sync(1 + group, 128);
-    Staging<64>::copy_out<64, true>(area, grad + n, args.width, min(64, args.m - m), args.width - tile.n0 - n);
+    Staging<64>::copy_out<64, false>(area, grad + n, args.width, min(64, args.m - m), args.width - tile.n0 - n);
   }
   ptx::named_barrier_sync(1 + group, 128);
 }
@@ -154,7 +154,7 @@ __device__ __forceinline__ void store(const Args& args, const GradTile& tile, fl
   if (!args.transposed) return store_direct(args, tile, acc, staging, group);
   const int m = tile.m0 + group * 64;
   bf16* grad = static_cast<bf16*>(args.grad) + (static_cast<std::size_t>(tile.expert) * args.width + tile.n0) * args.m + m;
-  store_transposed<kTileN, true>(acc, staging, group, grad, args.m, min(kTileN, args.width - tile.n0), args.m - m);
+  store_transposed<kTileN>(acc, staging, group, grad, args.m, min(kTileN, args.width - tile.n0), args.m - m);
 }
 
 // B has zeros after the expert's last row. A has rows of the next expert there, whose NaNs must not come in.
