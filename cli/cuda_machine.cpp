@@ -97,7 +97,7 @@ Seconds median_seconds(int repeats, int group, cudaStream_t stream, const std::f
   run_for(milliseconds(20), group, stream, launch);
   Seconds s{};
   s.soon = median_of(repeats, group, stream, launch);
-  run_for(milliseconds(300), group, stream, launch);
+  run_for(milliseconds(1000), group, stream, launch);
   s.sustained = median_of(repeats, group, stream, launch);
   return s;
 }

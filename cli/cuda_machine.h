@@ -62,7 +62,7 @@ class Graph {
 // within its power, so there are two: soon after a pause, whatever ran before, and when it has worked for a while.
 struct Seconds {
   double soon;       // after a pause of 200 ms and 20 ms of calls that are not timed
-  double sustained;  // after another 300 ms of calls
+  double sustained;  // after another second of calls
 };
 Seconds median_seconds(int repeats, int group, cudaStream_t stream, const std::function<void()>& launch);
 
