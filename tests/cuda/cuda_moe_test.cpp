@@ -110,6 +110,9 @@ const Case kCases[] = {
     // No multiple of 8 anywhere: only the portable paths take these.
     {"unaligned", 45, 37, 19, 5, 1, 2, ScoreFunction::kSoftmax, true, 1, false, 1, 1, GroupScore::kMax, 0.1f},
     {"unaligned_wide", 130, 101, 67, 9, 2, 4, ScoreFunction::kSigmoid, false, 1, true},
+    // The weight gradients' blocks are an odd number along F and an even one along D: pairs of them share the other
+    // operand.
+    {"pairs_along_d", 90, 512, 264, 6, 2, 2},
 };
 
 // Random shapes: E from 4 to 512, K from 1 to 8, T from 0 to 5000, D and F of which every other is no multiple of 8.
