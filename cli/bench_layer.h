@@ -41,8 +41,8 @@ struct LayerResult {
 
   double seconds = 0;                                // median
   double peak = 0;                                   // FLOP/s, measured in the same run
-  double sustained_seconds = 0, sustained_peak = 0;  // under lasting load; 0: not measured apart
   double bandwidth = 0;                              // bytes/s, likewise
+  double sustained_seconds = 0, sustained_peak = 0;  // under lasting load; 0: not measured apart
   double extra_bytes = 0;                            // memory beside weights, inputs, outputs and gradients; 0: not counted
 
   double rate() const { return flops / seconds; }
