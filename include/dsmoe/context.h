@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <memory>
 
+#include "dsmoe/tensor.h"
+
 struct CUstream_st;  // what CUDA's cudaStream_t points to
 
 namespace dsmoe {
@@ -27,6 +29,11 @@ class Context {
 
   int threads() const;
   Backend backend() const { return backend_; }
+  Device device() const { return backend_ == Backend::kCuda ? Device::kCuda : Device::kCpu; }
+
+  // A tensor where the work runs, uninitialised or zero.
+  Tensor empty(DType dtype, const Shape& shape) const;
+  Tensor zeros(DType dtype, const Shape& shape) const;
 
   // With Backend::kCuda, calls launch work on this stream and do not wait for it. Memory that a tensor gives up is used
   // again at once, so all tensors of a program belong to one stream: the library's own unless you set another.

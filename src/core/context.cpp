@@ -21,6 +21,10 @@ Context::Context(int threads, Backend backend)
 
 Context::~Context() = default;
 
+Tensor Context::empty(DType dtype, const Shape& shape) const { return Tensor(dtype, shape, device()); }
+
+Tensor Context::zeros(DType dtype, const Shape& shape) const { return Tensor::zeros(dtype, shape, device()); }
+
 void Context::synchronize() {
   if (backend_ == Backend::kCuda) device::wait(stream_);
 }
