@@ -16,7 +16,7 @@ class ThreadPool;
 enum class Backend {
   kCpu,   // SIMD kernels, threads
   kRef,   // plain loops, sums in double: the oracle that the others are tested against
-  kCuda,  // the current CUDA device, for MoeLayer; needs a build with -DDSMOE_CUDA=ON
+  kCuda,  // the current CUDA device; needs a build with -DDSMOE_CUDA=ON
 };
 
 class Context {
@@ -31,30 +31,34 @@ class Context {
   Backend backend() const { return backend_; }
   Device device() const { return backend_ == Backend::kCuda ? Device::kCuda : Device::kCpu; }
 
-  // A tensor where the work runs, uninitialised or zero.
+  // A tensor where the work runs, uninitialised or zero. On a GPU its memory belongs to this Context's stream: it is used
+  // again, in the stream's order, as soon as the last handle is gone.
   Tensor empty(DType dtype, const Shape& shape) const;
   Tensor zeros(DType dtype, const Shape& shape) const;
+  void fill_zero(Tensor& tensor) const;      // in the order of the stream
+  Tensor place(const Tensor& tensor) const;  // a copy where the work runs; the same handle when it is there
+  Tensor fetch(const Tensor& tensor);        // a copy in this machine's memory; waits, and throws like synchronize()
 
-  // With Backend::kCuda, calls launch work on this stream and do not wait for it. Memory that a tensor gives up is used
-  // again at once, so all tensors of a program belong to one stream: the library's own unless you set another.
+  // With Backend::kCuda, calls launch work on this stream, the library's own unless you set another, and do not wait for
+  // it. What belongs to one stream is not used on another without the usual events between them.
   CUstream_st* stream() const { return stream_; }
-  void set_stream(CUstream_st* stream) { stream_ = stream; }
-  void synchronize();  // waits for the stream; CPU backends have nothing to wait for
+  void set_stream(CUstream_st* stream);
+  // Waits for the stream, and throws the Error for what a kernel found wrong with its data, such as a NaN in a gate: layer
+  // and token. On the CPU there is nothing to wait for: errors are thrown at once.
+  void synchronize();
 
   // For the library's own use.
   ThreadPool& pool() { return *pool_; }
   // At least `bytes` of memory for one worker's current task, aligned to 64 bytes; kept and reused.
   void* scratch(int worker, std::size_t bytes);
-  // At least `bytes` of GPU memory for the call that is being launched; kept and reused. A captured graph goes on using
-  // it, so capture the largest call first.
-  void* workspace(std::size_t bytes);
+  // Where kernels report what is wrong with their data (core/fault.h).
+  unsigned long long* fault_word();
 
  private:
   struct Scratch;
   Backend backend_;
   CUstream_st* stream_ = nullptr;
-  std::shared_ptr<void> workspace_;
-  std::size_t workspace_size_ = 0;
+  std::shared_ptr<void> fault_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Scratch[]> scratch_;
 };

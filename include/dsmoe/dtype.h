@@ -10,7 +10,8 @@
 
 namespace dsmoe {
 
-enum class DType : std::uint8_t { kF32, kBF16, kF16, kI32, kI64, kU8, kQ8_0, kQ4_0, kQ5_0, kQ4_K, kQ5_K, kQ6_K };
+// kF64 is for sums that stay tensors, such as losses; weights and activations are never f64.
+enum class DType : std::uint8_t { kF32, kBF16, kF16, kF64, kI32, kI64, kU8, kQ8_0, kQ4_0, kQ5_0, kQ4_K, kQ5_K, kQ6_K };
 
 // What is stored as one piece: `bytes` for `numbers` neighbours of a row. One number for the plain types.
 struct StorageBlock {
@@ -87,6 +88,10 @@ struct DTypeOf<BFloat16> {
 template <>
 struct DTypeOf<Float16> {
   static constexpr DType value = DType::kF16;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::kF64;
 };
 template <>
 struct DTypeOf<std::int32_t> {

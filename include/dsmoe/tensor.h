@@ -92,8 +92,8 @@ class Tensor {
   Tensor reshape(Shape shape) const;          // a view with as many elements
   Tensor clone() const;                       // a copy of the numbers
   Tensor to(DType dtype) const;               // between f32, bf16 and f16; the same handle when nothing changes
-  // A copy on the other device; the same handle when nothing changes. Waits for all work of the GPU that was launched
-  // before.
+  // A copy on the other device; the same handle when nothing changes. In the order of the library's own stream of that GPU:
+  // for work on a stream of your own, use Context::place() and Context::fetch().
   Tensor to(Device device) const;
 
  private:

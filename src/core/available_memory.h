@@ -11,8 +11,8 @@ namespace dsmoe {
 // 0 when unknown.
 std::uint64_t available_memory();
 
-// Parts of it, for tests: "MemAvailable:  123 kB" in the text of /proc/meminfo, and what a group has left, from the texts of
-// its memory.max, memory.current and memory.stat; files in its cache can be given back. Empty: not said, or no limit.
+// Parts of it, for tests: "MemAvailable:  123 kB" in the text of /proc/meminfo, and what a group has left, from the texts
+// of its memory.max, memory.current and memory.stat; files in its cache can be given back. Empty: not said, or no limit.
 std::optional<std::uint64_t> memory_from_meminfo(std::string_view text);
 std::optional<std::uint64_t> memory_from_group(std::string_view max, std::string_view used, std::string_view stat);
 

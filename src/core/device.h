@@ -15,16 +15,24 @@ using Stream = CUstream_st*;
 
 bool available();  // compiled in, and there is a device
 
-// At least `bytes` (> 0) on the current device, aligned to 256 bytes, uninitialised. Memory that is given back is kept
-// and handed out again at once, which is right as long as all work runs on one stream.
-std::shared_ptr<void> allocate(std::size_t bytes);
+// At least `bytes` (> 0) on the current device, aligned to 256 bytes, uninitialised, for work on `stream`. Memory that is
+// given back is kept, and handed out again for work on that stream at once: later work comes after what still uses it.
+// What is allocated while the stream is being captured stays with that graph, which may be launched at any time.
+std::shared_ptr<void> allocate(std::size_t bytes, Stream stream);
+// Bytes that are in use now, by this process's tensors on the current device, and the most since the last call of
+// reset_peak().
+struct Usage {
+  std::size_t now = 0, peak = 0;
+};
+Usage usage();
+void reset_peak();
 
-// These wait for all work of the device first, and for the copy itself.
-void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes);
-void clear(void* data, std::size_t bytes);
+// In the order of the stream. A copy to or from ordinary memory of this machine returns when that memory may be used again.
+void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes, Stream stream);
+void fill_bytes(void* data, int value, std::size_t bytes, Stream stream);
 
 Stream default_stream();  // the library's own, one per device
 void wait(Stream stream);
-void fill_bytes(void* data, int value, std::size_t bytes, Stream stream);  // in the order of the stream
+bool capturing(Stream stream);
 
 }  // namespace dsmoe::device

@@ -1,29 +1,39 @@
 // The GPU functions by CUDA's runtime.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <bit>
 #include <map>
 #include <mutex>
-#include <utility>
+#include <tuple>
 #include <vector>
 
+#include "core/cuda_error.h"
 #include "core/device.h"
 #include "core/fail.h"
+
+namespace dsmoe {
+
+void check_cuda(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // or the next, unrelated call would report it again
+  const bool none = error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver;
+  if (none) fail(ErrorCode::kUnsupported, "no CUDA device: {}", cudaGetErrorString(error));
+  if (error == cudaErrorMemoryAllocation)
+    fail(ErrorCode::kUnsupported, "the GPU has not enough free memory ({}); use fewer tokens at a time or a smaller model",
+         what);
+  fail(ErrorCode::kInternal, "CUDA failed ({}): {}", what, cudaGetErrorString(error));
+}
+
+}  // namespace dsmoe
 
 namespace dsmoe::device {
 
 namespace {
 
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();  // or the next, unrelated call would report it again
-  const bool none = error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver;
-  fail(none ? ErrorCode::kUnsupported : ErrorCode::kInternal, "CUDA failed ({}): {}", what, cudaGetErrorString(error));
-}
-
 int current_device() {
   int device = 0;
-  check(cudaGetDevice(&device), "no device");
+  check_cuda(cudaGetDevice(&device), "no device");
   return device;
 }
 
@@ -33,39 +43,80 @@ std::size_t block_size(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-// Blocks that were given back, by device and size.
+// Who may use a block that was given back: work on the same stream or, if it was allocated during a capture (0: none), the
+// same capture.
+using Owner = std::tuple<int, Stream, unsigned long long>;
+
+// Blocks that were given back. A block up to twice as large as asked for is used: steps that follow one another share
+// memory though their sizes differ.
 class Blocks {
  public:
-  void* take(int device, std::size_t size) {
+  struct Block {
+    void* memory = nullptr;
+    std::size_t size = 0;
+  };
+
+  Block take(const Owner& owner, std::size_t size) {
     const std::lock_guard lock(mutex_);
-    std::vector<void*>& kept = free_[{device, size}];
-    if (kept.empty()) return nullptr;
-    void* memory = kept.back();
-    kept.pop_back();
-    return memory;
+    std::multimap<std::size_t, void*>& kept = free_[owner];
+    const auto found = kept.lower_bound(size);
+    if (found == kept.end() || found->first > 2 * size) return {};
+    const Block block{found->second, found->first};
+    kept.erase(found);
+    return block;
   }
-  void keep(int device, std::size_t size, void* memory) {
+  void keep(const Owner& owner, const Block& block) {
     const std::lock_guard lock(mutex_);
-    free_[{device, size}].push_back(memory);
+    free_[owner].emplace(block.size, block.memory);
   }
+  // Gives back what no captured graph may still use. cudaFree waits for work that uses it.
   void release(int device) {
     const std::lock_guard lock(mutex_);
-    for (auto& [key, kept] : free_) {
-      if (key.first != device) continue;
-      for (void* memory : kept) cudaFree(memory);  // waits for work that uses it
+    for (auto& [owner, kept] : free_) {
+      if (std::get<0>(owner) != device || std::get<2>(owner) != 0) continue;
+      for (auto& [size, memory] : kept) cudaFree(memory);
       kept.clear();
     }
   }
+  void count(int device, std::ptrdiff_t bytes) {
+    const std::lock_guard lock(mutex_);
+    Usage& u = usage_[device];
+    u.now += static_cast<std::size_t>(bytes);
+    u.peak = std::max(u.peak, u.now);
+  }
+  Usage& usage(int device) { return usage_[device]; }
+  std::mutex& mutex() { return mutex_; }
 
  private:
   std::mutex mutex_;
-  std::map<std::pair<int, std::size_t>, std::vector<void*>> free_;
+  std::map<Owner, std::multimap<std::size_t, void*>> free_;
+  std::map<int, Usage> usage_;
 };
 
 // Never destroyed: tensors in static storage may be released after everything else.
 Blocks& blocks() {
   static Blocks* const all = new Blocks;
   return *all;
+}
+
+unsigned long long capture_of(Stream stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+#if CUDART_VERSION >= 13000
+  check_cuda(cudaStreamGetCaptureInfo(stream, &status, &id, nullptr, nullptr, nullptr, nullptr), "capture");
+#else
+  check_cuda(cudaStreamGetCaptureInfo(stream, &status, &id), "capture");
+#endif
+  return status == cudaStreamCaptureStatusActive ? id : 0;
+}
+
+// cudaMalloc is not work of the stream: allowed beside a capture when the thread says that it knows.
+cudaError_t malloc_beside_capture(void** memory, std::size_t size) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "capture mode");
+  const cudaError_t error = cudaMalloc(memory, size);
+  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "capture mode");
+  return error;
 }
 
 }  // namespace
@@ -77,33 +128,49 @@ bool available() {
   return found;
 }
 
-std::shared_ptr<void> allocate(std::size_t bytes) {
+std::shared_ptr<void> allocate(std::size_t bytes, Stream stream) {
   const int device = current_device();
-  const std::size_t size = block_size(bytes);
-  void* memory = blocks().take(device, size);
-  if (memory == nullptr && cudaMalloc(&memory, size) == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    blocks().release(device);
-    check(cudaMalloc(&memory, size), fmt::format("{} bytes of memory", size).c_str());
+  const Owner owner{device, stream, capture_of(stream)};
+  Blocks::Block block = blocks().take(owner, block_size(bytes));
+  if (block.memory == nullptr) {
+    block.size = block_size(bytes);
+    if (malloc_beside_capture(&block.memory, block.size) == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      blocks().release(device);
+      check_cuda(malloc_beside_capture(&block.memory, block.size), fmt::format("{} bytes", block.size).c_str());
+    }
+    invariant(block.memory != nullptr, "no memory and no error");
   }
-  invariant(memory != nullptr, "no memory and no error");
-  return std::shared_ptr<void>(memory, [device, size](void* p) { blocks().keep(device, size, p); });
+  blocks().count(device, static_cast<std::ptrdiff_t>(block.size));
+  return std::shared_ptr<void>(block.memory, [owner, block](void*) {
+    blocks().count(std::get<0>(owner), -static_cast<std::ptrdiff_t>(block.size));
+    blocks().keep(owner, block);
+  });
 }
 
-void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes) {
+Usage usage() {
+  const std::lock_guard lock(blocks().mutex());
+  return blocks().usage(current_device());
+}
+
+void reset_peak() {
+  const std::lock_guard lock(blocks().mutex());
+  Usage& u = blocks().usage(current_device());
+  u.peak = u.now;
+}
+
+void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes, Stream stream) {
   const bool up = to_device == Device::kCuda, down = from_device == Device::kCuda;
-  check(cudaDeviceSynchronize(), "waiting");
-  check(cudaMemcpy(to, from, bytes,
-                   up ? (down ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
-                      : (down ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost)),
-        "copy");
-  check(cudaDeviceSynchronize(), "copy");
+  check_cuda(cudaMemcpyAsync(to, from, bytes,
+                             up ? (down ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
+                                : (down ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost),
+                             stream),
+             "copy");
+  if (up != down) wait(stream);
 }
 
-void clear(void* data, std::size_t bytes) {
-  check(cudaDeviceSynchronize(), "waiting");
-  check(cudaMemset(data, 0, bytes), "clear");
-  check(cudaDeviceSynchronize(), "clear");
+void fill_bytes(void* data, int value, std::size_t bytes, Stream stream) {
+  check_cuda(cudaMemsetAsync(data, value, bytes, stream), "fill");
 }
 
 Stream default_stream() {
@@ -111,14 +178,12 @@ Stream default_stream() {
   static std::map<int, cudaStream_t> streams;
   const std::lock_guard lock(mutex);
   cudaStream_t& stream = streams[current_device()];
-  if (stream == nullptr) check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  if (stream == nullptr) check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
   return stream;
 }
 
-void wait(Stream stream) { check(cudaStreamSynchronize(stream), "waiting"); }
+void wait(Stream stream) { check_cuda(cudaStreamSynchronize(stream), "waiting"); }
 
-void fill_bytes(void* data, int value, std::size_t bytes, Stream stream) {
-  check(cudaMemsetAsync(data, value, bytes, stream), "fill");
-}
+bool capturing(Stream stream) { return capture_of(stream) != 0; }
 
 }  // namespace dsmoe::device

@@ -13,11 +13,13 @@ namespace {
 }  // namespace
 
 bool available() { return false; }
-std::shared_ptr<void> allocate(std::size_t) { not_built(); }
-void copy(void*, Device, const void*, Device, std::size_t) { not_built(); }
-void clear(void*, std::size_t) { not_built(); }
+std::shared_ptr<void> allocate(std::size_t, Stream) { not_built(); }
+Usage usage() { return {}; }
+void reset_peak() {}
+void copy(void*, Device, const void*, Device, std::size_t, Stream) { not_built(); }
+void fill_bytes(void*, int, std::size_t, Stream) { not_built(); }
 Stream default_stream() { not_built(); }
 void wait(Stream) { not_built(); }
-void fill_bytes(void*, int, std::size_t, Stream) { not_built(); }
+bool capturing(Stream) { return false; }
 
 }  // namespace dsmoe::device

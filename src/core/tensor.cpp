@@ -27,6 +27,7 @@ StorageBlock block_of(DType dtype) {
     case DType::kI32: return {1, 4};
     case DType::kBF16:
     case DType::kF16: return {1, 2};
+    case DType::kF64:
     case DType::kI64: return {1, 8};
     case DType::kU8: return {1, 1};
     case DType::kQ8_0: return {32, 2 + 32};             // f16 scale, 8 bits each
@@ -55,6 +56,7 @@ std::size_t row_bytes(DType dtype, std::int64_t n) {
 const char* to_string(DType dtype) {
   switch (dtype) {
     case DType::kF32: return "f32";
+    case DType::kF64: return "f64";
     case DType::kBF16: return "bf16";
     case DType::kF16: return "f16";
     case DType::kI32: return "i32";
@@ -98,14 +100,19 @@ std::string Shape::str() const {
 Tensor::Tensor(DType dtype, Shape shape, Device device) : dtype_(dtype), device_(device), shape_(shape) {
   if (is_quantized(dtype)) row_bytes(dtype, rank() > 0 ? dim(rank() - 1) : 1);
   if (bytes() == 0) return;
-  const std::shared_ptr<void> memory = device == Device::kCpu ? allocate_memory(bytes()) : device::allocate(bytes());
+  const std::shared_ptr<void> memory =
+      device == Device::kCpu ? allocate_memory(bytes()) : device::allocate(bytes(), device::default_stream());
   storage_ = memory;
   data_ = memory.get();
 }
 
 Tensor Tensor::zeros(DType dtype, Shape shape, Device device) {
   Tensor t(dtype, shape, device);
-  if (t.bytes() != 0) device == Device::kCpu ? void(std::memset(t.data_, 0, t.bytes())) : device::clear(t.data_, t.bytes());
+  if (t.bytes() == 0) return t;
+  if (device == Device::kCpu)
+    std::memset(t.data_, 0, t.bytes());
+  else
+    device::fill_bytes(t.data_, 0, t.bytes(), device::default_stream());
   return t;
 }
 
@@ -161,14 +168,14 @@ Tensor Tensor::clone() const {
   if (device_ == Device::kCpu)
     std::memcpy(t.data_, data_, bytes());
   else
-    device::copy(t.data_, device_, data_, device_, bytes());
+    device::copy(t.data_, device_, data_, device_, bytes(), device::default_stream());
   return t;
 }
 
 Tensor Tensor::to(Device device) const {
   if (device == device_) return *this;
   Tensor t(dtype_, shape_, device);
-  if (bytes() != 0) device::copy(t.data_, device, data_, device_, bytes());
+  if (bytes() != 0) device::copy(t.data_, device, data_, device_, bytes(), device::default_stream());
   return t;
 }
 

@@ -1,0 +1,21 @@
+#include "core/fault.h"
+
+#include "core/fail.h"
+
+namespace dsmoe {
+
+void throw_fault(std::uint64_t fault) {
+  const auto token = static_cast<std::uint32_t>(fault);
+  const auto code = static_cast<FaultCode>(fault >> 32 & 0xff);
+  const auto layer = static_cast<int>(fault >> 40) - 1;
+  const std::string place = fmt::format("{}token {}", layer >= 0 ? fmt::format("layer {}, ", layer) : "", token);
+  switch (code) {
+    case FaultCode::kScoresNotFinite:
+      fail(ErrorCode::kNumeric,
+           "{}: the gate's scores are NaN or infinite; look for NaN or infinity in this layer's input and gate weights",
+           place);
+  }
+  fail(ErrorCode::kInternal, "internal error: {}: a kernel reported fault {}", place, fault);
+}
+
+}  // namespace dsmoe

@@ -1,0 +1,23 @@
+// What a GPU kernel found wrong with its data. Kernels cannot throw: they lower one 64-bit word of their Context with
+// atomicMin, and whoever waits for the Context gets an Error. The word holds the fault itself, so a captured graph can
+// report one too, and of several faults the first layer's first token is reported, whatever ran first.
+#pragma once
+
+#include <cstdint>
+
+namespace dsmoe {
+
+enum class FaultCode : std::uint8_t {
+  kScoresNotFinite = 1,  // the gate's logits of a token are NaN or infinite
+};
+
+inline constexpr std::uint64_t kNoFault = ~std::uint64_t{0};
+
+// layer -1 (not known) comes before layer 0.
+inline std::uint64_t fault_of(FaultCode code, int layer) {
+  return static_cast<std::uint64_t>(layer + 1) << 40 | static_cast<std::uint64_t>(code) << 32;  // | token
+}
+
+[[noreturn]] void throw_fault(std::uint64_t fault);
+
+}  // namespace dsmoe
