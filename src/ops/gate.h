@@ -43,14 +43,15 @@ struct Plan {
   // Of a GPU's plan: how its products cut the rows into tiles (ops/cuda/plan.h).
   struct Tiles {
     int rows = 0;          // of a tile, at most
+    int column_parts = 1;  // [R, D] outputs are made and summed in so many parts of D, to save memory in training
     Tensor count;          // [1] i32
     Tensor list;           // [tiles, 4] i32: expert, first row, rows, first gathered row
     Tensor sorted_offset;  // [E + 1] i32: the rows of the routed experts with padding between them
     Tensor token_sorted;   // [T, K] i32
   } tiles;
 
-  Index experts() const { return shared + routed; }
-  Index rows() const { return tokens * (shared + chosen); }
+  Index experts() const { return offset.numel() - 1; }
+  Index rows() const { return token.numel(); }
   ExpertRows view() const;  // of a plan in CPU memory
 };
 
