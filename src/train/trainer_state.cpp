@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "core/fail.h"
+#include "formats/folder_export.h"
 #include "io/atomic_file.h"
 #include "io/json_text.h"
 #include "io/safetensors.h"
