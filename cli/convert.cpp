@@ -9,10 +9,10 @@
 #include "cli/model_output.h"
 #include "cli/output.h"
 #include "core/fail.h"
-#include "infer/model_files.h"
-#include "model/gguf_config.h"
-#include "model/gguf_export.h"
-#include "model/gguf_rows.h"
+#include "formats/folder_export.h"
+#include "formats/gguf_config.h"
+#include "formats/gguf_export.h"
+#include "formats/model_source.h"
 
 namespace dsmoe::cli {
 
@@ -24,43 +24,32 @@ struct Options : WriteOptions {
 
 std::string name_of(const std::string& path) { return std::filesystem::path(path).lexically_normal().stem().string(); }
 
-std::uint64_t to_gguf(const Options& o, const ModelFiles& model, const GgufFileType& type) {
+std::uint64_t to_gguf(const Options& o, const ModelSource& model, const GgufFileType& type) {
   check_gguf_carries(model.config());
-  io::GgufMetadata metadata = model.metadata(name_of(o.in));
+  io::GgufMetadata metadata = model.export_metadata(name_of(o.in));
   const std::uint64_t bytes = gguf_bytes(model.config(), type);
   prepare_output(o.out, bytes, o.force);
   Context ctx(o.threads);
-  with_progress("convert", bytes, [&](const ByteProgress& progress) {
-    write_gguf(
-        ctx, o.out, model.config(), std::move(metadata), type,
-        [&](const Parameter& p, std::size_t) { return model.tensor(p); }, [&](const Parameter& p) { model.release(p); },
-        progress);
-  });
+  with_progress("convert", bytes,
+                [&](const ByteProgress& progress) { write_gguf(ctx, o.out, model, std::move(metadata), type, progress); });
   return bytes;
 }
 
-std::uint64_t to_folder(const Options& o, const ModelFiles& model, DType dtype) {
+std::uint64_t to_folder(const Options& o, const ModelSource& model, DType dtype) {
   const std::optional<Tokenizer> tokenizer = model.tokenizer();
   const std::uint64_t bytes = static_cast<std::uint64_t>(parameter_count(model.config())) * size_of(dtype);
   prepare_output(o.out, bytes, o.force);
-  std::optional<Parameter> last;  // written when the next one is asked for, so its pages are free then
-  with_progress("convert", bytes, [&](const ByteProgress& progress) {
-    save_model(
-        o.out, model.config(), dtype,
-        [&](const Parameter& p, std::size_t) {
-          if (last) model.release(*last);
-          last = p;
-          return to_plain(model.tensor(p), dtype);
-        },
-        o.shard_bytes(), progress);
-  });
+  with_progress("convert", bytes,
+                [&](const ByteProgress& progress) { save_model(o.out, model, dtype, o.shard_bytes(), progress); });
   write_companions(o.out, model.config(), tokenizer);
   return bytes;
 }
 
 void run(const Options& o) {
   if (!std::filesystem::exists(o.in)) fail(ErrorCode::kIo, "there is no model {}; give a folder or a .gguf file", o.in);
-  const ModelFiles model = ModelFiles::open(o.in);
+  const std::unique_ptr<const ModelSource> source = ModelSource::open(o.in);
+  const ModelSource& model = *source;
+  model.check_tensors();
   const DType stored = model.stored_dtype();
   const GgufFileType& type = gguf_file_type(o.type != "auto" ? o.type : is_quantized(stored) ? "f32" : to_string(stored));
   const std::uint64_t bytes = is_gguf_name(o.out) ? to_gguf(o, model, type) : to_folder(o, model, type.dtype);

@@ -9,7 +9,7 @@
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "core/fail.h"
-#include "infer/model_files.h"
+#include "formats/model_source.h"
 #include "infer/text_stream.h"
 
 namespace dsmoe::cli {

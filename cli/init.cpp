@@ -11,9 +11,10 @@
 #include "cli/model_output.h"
 #include "cli/output.h"
 #include "core/fail.h"
-#include "infer/gguf_tokenizer.h"
-#include "model/gguf_config.h"
-#include "model/gguf_export.h"
+#include "formats/folder_export.h"
+#include "formats/gguf_export.h"
+#include "io/gguf_metadata.h"
+#include "model/weights.h"
 
 namespace dsmoe::cli {
 
@@ -43,8 +44,7 @@ std::uint64_t write_folder(const Options& o, const ModelConfig& config, const st
 
 std::uint64_t write_file(const Options& o, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer) {
   const GgufFileType& type = gguf_file_type(o.type);
-  io::GgufMetadata metadata = gguf_metadata(config, std::filesystem::path(o.out).stem().string());
-  tokenizer ? put_tokenizer(*tokenizer, config.vocab_size, metadata) : put_no_tokenizer(metadata);
+  io::GgufMetadata metadata = gguf_export_metadata(config, tokenizer, std::filesystem::path(o.out).stem().string());
   const std::uint64_t bytes = gguf_bytes(config, type);
   prepare_output(o.out, bytes, o.force);
   Context ctx(o.threads);

@@ -15,7 +15,7 @@
 #include "cli/table.h"
 #include "core/fail.h"
 #include "dsmoe/segmentation.h"
-#include "infer/model_files.h"
+#include "formats/model_source.h"
 #include "io/atomic_file.h"
 #include "study/report.h"
 

@@ -9,8 +9,7 @@
 
 #include "cli/progress.h"
 #include "core/fail.h"
-#include "infer/model_files.h"
-#include "io/gguf.h"
+#include "formats/model_source.h"
 
 namespace dsmoe::cli {
 
@@ -44,17 +43,7 @@ void ModelOptions::add_context(CLI::App& command) {
       ->capture_default_str();
 }
 
-void ModelOptions::check_folder() const {
-  if (std::filesystem::is_directory(folder)) {
-    if (!std::filesystem::exists(std::filesystem::path(folder) / "config.json"))
-      fail(ErrorCode::kIo, "{} has no config.json; -m takes the folder of a model or a .gguf file", folder);
-    return;
-  }
-  if (io::GgufFile::is_gguf(folder)) return;
-  if (std::filesystem::exists(folder))
-    fail(ErrorCode::kFormat, "{} is neither a folder nor a GGUF file; -m takes one of these", folder);
-  fail(ErrorCode::kIo, "there is no model {}; -m takes the folder of a model or a .gguf file", folder);
-}
+void ModelOptions::check_folder() const { check_is_model(folder); }
 
 Tokenizer ModelOptions::tokenizer() const {
   std::optional<Tokenizer> found = load_tokenizer(folder);
@@ -76,7 +65,7 @@ Transformer ModelOptions::load() const {
     bar->update(static_cast<std::int64_t>(done >> 20));
     if (done == total) bar->finish();
   };
-  return Transformer::load(folder, parse_dtype(dtype), options);
+  return load_model(folder, parse_dtype(dtype), options);
 }
 
 SessionOptions ModelOptions::session() const { return {.context = context, .cache_dtype = parse_dtype(cache_dtype)}; }

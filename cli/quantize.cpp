@@ -10,9 +10,9 @@
 #include "cli/model_output.h"
 #include "cli/output.h"
 #include "core/fail.h"
-#include "infer/model_files.h"
-#include "model/gguf_config.h"
-#include "model/gguf_export.h"
+#include "formats/gguf_config.h"
+#include "formats/gguf_export.h"
+#include "formats/model_source.h"
 
 namespace dsmoe::cli {
 
@@ -38,18 +38,16 @@ void run(const Options& o) {
   if (!std::filesystem::exists(o.in)) fail(ErrorCode::kIo, "there is no model {}; give a folder or a .gguf file", o.in);
   if (!is_gguf_name(o.out)) throw UsageError("-o takes a name that ends with .gguf");
   const GgufFileType& type = gguf_file_type(o.type);
-  const ModelFiles model = ModelFiles::open(o.in);
+  const std::unique_ptr<const ModelSource> source = ModelSource::open(o.in);
+  const ModelSource& model = *source;
+  model.check_tensors();
   check_gguf_carries(model.config());
-  io::GgufMetadata metadata = model.metadata(std::filesystem::path(o.in).lexically_normal().stem().string());
+  io::GgufMetadata metadata = model.export_metadata(std::filesystem::path(o.in).lexically_normal().stem().string());
   const std::uint64_t bytes = gguf_bytes(model.config(), type);
   prepare_output(o.out, bytes, o.force);
   Context ctx(o.threads);
-  with_progress("quantize", bytes, [&](const ByteProgress& progress) {
-    write_gguf(
-        ctx, o.out, model.config(), std::move(metadata), type,
-        [&](const Parameter& p, std::size_t) { return model.tensor(p); }, [&](const Parameter& p) { model.release(p); },
-        progress);
-  });
+  with_progress("quantize", bytes,
+                [&](const ByteProgress& progress) { write_gguf(ctx, o.out, model, std::move(metadata), type, progress); });
 
   const std::int64_t parameters = parameter_count(model.config());
   const double bits = 8 * static_cast<double>(bytes) / static_cast<double>(parameters);

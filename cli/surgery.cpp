@@ -14,7 +14,7 @@
 #include "cli/study_data.h"
 #include "cli/table.h"
 #include "core/fail.h"
-#include "infer/model_files.h"
+#include "formats/model_source.h"
 #include "io/sharded_writer.h"
 #include "study/inspect.h"
 
@@ -90,7 +90,7 @@ void run_prune(const PruneOptions& o) {
   // On the data that chose the experts the loss is a little better than elsewhere; --check-data says how much.
   StudyDataOptions check = o.data;
   if (!o.check.data.empty()) check.data = o.check.data;
-  const Transformer smaller = Transformer::load(o.out, model.dtype());
+  const Transformer smaller = load_model(o.out, model.dtype());
   const Evaluation before =
       o.check.data.empty() ? found.loss() : loss(ctx, model, check.open(config, tokenizer, o.model.context), cache);
   const Evaluation after = loss(ctx, smaller, check.open(config, tokenizer, o.model.context), cache);
@@ -123,11 +123,11 @@ void run_upcycle(const UpcycleCommand& o) {
     ModelOptions m;
     m.folder = folder;
     m.check_folder();
-    ModelConfig config = ModelConfig::load(folder);
-    const DType stored = natural_dtype(folder);
+    const std::unique_ptr<const ModelSource> source = ModelSource::open(folder);
+    const ModelConfig& config = source->config();
+    const DType stored = source->compute_dtype();
     if (models.empty()) dtype = parse_dtype(o.dtype).value_or(stored);
-    ModelWeights weights = load_weights(folder, config, stored);
-    models.push_back({std::move(config), std::move(weights)});
+    models.push_back({config, source->load_weights(config, stored, {})});
   }
   const study::Surgery made = study::upcycle(models, o.options);
   save(made, dtype, o.models.front(), o.out);

@@ -9,7 +9,7 @@
 #include "cli/output.h"
 #include "cli/table.h"
 #include "core/fail.h"
-#include "infer/model_files.h"
+#include "formats/model_source.h"
 
 namespace dsmoe::cli {
 

@@ -10,6 +10,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "core/fail.h"
+#include "formats/model_source.h"
 #include "tokenizer/bpe_trainer.h"
 #include "train/corpus/builtin_tokenizer.h"
 #include "train/ids_dataset.h"
@@ -38,7 +39,7 @@ train::TrainOptions fresh_options(const TrainFlags& flags) {
   train::TrainOptions o = flags.options;
   if (flags.model.empty()) return o;
   if (!flags.has("lr")) o.lr = o.lora_rank > 0 ? 2e-4 : 1e-5;
-  if (!flags.has("dtype")) o.dtype = to_string(natural_dtype(flags.model));
+  if (!flags.has("dtype")) o.dtype = to_string(ModelSource::open(flags.model)->compute_dtype());
   return o;
 }
 

@@ -4,8 +4,6 @@
 #include <mutex>
 
 #include "core/fail.h"
-#include "model/gguf_config.h"
-#include "model/gguf_weights.h"
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
@@ -39,18 +37,6 @@ Transformer::Transformer(ModelConfig config, ModelWeights weights)
 
 Transformer::~Transformer() = default;
 Transformer::Transformer(Transformer&&) noexcept = default;
-
-Transformer Transformer::load(const std::filesystem::path& folder, std::optional<DType> dtype, const LoadOptions& options) {
-  if (io::GgufFile::is_gguf(folder)) {
-    io::GgufFile file = io::GgufFile::open(folder);
-    ModelConfig config = config_from_gguf(file);
-    ModelWeights weights = load_gguf_weights(std::move(file), config, dtype, options);
-    return Transformer(std::move(config), std::move(weights));
-  }
-  ModelConfig config = ModelConfig::load(folder);
-  ModelWeights weights = load_weights(folder, config, dtype ? *dtype : natural_dtype(folder), options);
-  return Transformer(std::move(config), std::move(weights));
-}
 
 std::shared_ptr<const ops::RopeTable> Transformer::rope(Index length) const {
   const ModelConfig& c = *config_;

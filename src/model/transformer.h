@@ -2,9 +2,8 @@
 // blocks, a last norm, and the head.
 #pragma once
 
-#include <filesystem>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 
 #include "dsmoe/context.h"
@@ -32,9 +31,6 @@ class Transformer {
   Transformer(ModelConfig config, ModelWeights weights);
   ~Transformer();
   Transformer(Transformer&&) noexcept;
-  // A Hugging Face folder or a GGUF file. Without a dtype, as the weights are stored, quantized ones included.
-  static Transformer load(const std::filesystem::path& folder, std::optional<DType> dtype = {},
-                          const LoadOptions& options = {.storage = Storage::kAuto});
 
   const ModelConfig& config() const { return *config_; }
   ModelWeights& weights() { return *weights_; }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/fail.h"
+#include "formats/model_source.h"
 #include "io/atomic_file.h"
 #include "io/json_text.h"
 #include "io/line_reader.h"

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "formats/model_io.h"
 #include "model/weights.h"
 #include "study/routing_study.h"
 

@@ -1,5 +1,6 @@
 // What of a trainer is kept in a checkpoint.
 #include "core/fail.h"
+#include "formats/folder_export.h"
 #include "io/atomic_file.h"
 #include "io/json_text.h"
 #include "io/safetensors.h"

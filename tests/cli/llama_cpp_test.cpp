@@ -84,10 +84,10 @@ class LlamaCpp : public ::testing::Test {
   TempFolder folder_;
 };
 
-// The limits are derived in tests/model/golden_gguf/README.md; bf16 and f16 round less than 8 bits in blocks do. The seed
+// The limits are derived in tests/formats/golden_gguf/README.md; bf16 and f16 round less than 8 bits in blocks do. The seed
 // keeps tokens away from ties between experts.
 TEST_F(LlamaCpp, LogitsOfEveryType) {
-  shell(DSMOE_TEST_DATA "/model/llama_cpp/build.sh '" + tree_.string() + "' '" + path("llama_logits") + "'");
+  shell(DSMOE_TEST_DATA "/formats/llama_cpp/build.sh '" + tree_.string() + "' '" + path("llama_logits") + "'");
   ok({"init", "--config", path("config.json"), "--dtype", "f32", "--seed", "12", "-o", path("model")});
   const std::string ids = "5 9 33 41 2 58 14 60 7 7 41 63 30 22 11 3";
   for (const std::string type : {"f32", "bf16", "f16", "q8_0", "q4_0", "q5_0", "q4_k", "q4_k_m", "q6_k"}) {

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "formats/model_source.h"
 #include "io/safetensors.h"
 #include "model/transformer.h"
 #include "support/tolerance.h"
@@ -41,7 +42,7 @@ Tensor logits_of(Context& ctx, const Transformer& model, std::span<const std::in
 TEST_P(ModelGolden, Logits) {
   const auto golden = io::SafetensorsFile::open(GetParam() / "golden.safetensors");
   const Tensor ids = golden.tensor("input_ids"), want = golden.tensor("logits");
-  const Transformer model = Transformer::load(GetParam());
+  const Transformer model = load_model(GetParam());
   const bool dynamic = model.config().rope_scaling.type == RopeScalingType::kDynamic;
   for (const Backend backend : {Backend::kCpu, Backend::kRef}) {
     Context ctx(2, backend);
@@ -63,7 +64,7 @@ TEST_P(ModelGolden, Logits) {
 TEST_P(ModelGolden, TheSameBitsForAnyNumberOfThreads) {
   const auto golden = io::SafetensorsFile::open(GetParam() / "golden.safetensors");
   const Tensor ids = golden.tensor("input_ids").rows(0, 1);
-  const Transformer model = Transformer::load(GetParam());
+  const Transformer model = load_model(GetParam());
   Context one(1), two(2);
   EXPECT_TRUE(test::same_bits(logits_of(one, model, ids.span<std::int32_t>(), 100), logits_of(two, model, ids.span<std::int32_t>(), 100)));
 }
@@ -72,7 +73,7 @@ TEST_P(ModelGolden, LossAndGradients) {
   const auto golden = io::SafetensorsFile::open(GetParam() / "golden.safetensors");
   if (!golden.contains("grad.model.embed_tokens.weight")) GTEST_SKIP() << "no gradients in this file";
   const Tensor ids = golden.tensor("input_ids"), targets = golden.tensor("targets");
-  const Transformer model = Transformer::load(GetParam());
+  const Transformer model = load_model(GetParam());
   Index count = 0;
   for (const std::int32_t t : targets.span<std::int32_t>()) count += t >= 0;
   ModelGradients grads = zero_gradients(model.config());
@@ -84,14 +85,14 @@ TEST_P(ModelGolden, LossAndGradients) {
   EXPECT_NEAR(loss.mean(), test::value(golden.tensor("loss"), 0), 1e-5 * loss.mean());
   EXPECT_NEAR(loss.balance.total(), test::value(golden.tensor("aux_loss"), 0), 1e-5 * (1 + loss.balance.total()));
   for (const Parameter& p : parameter_list(model.config()))
-    EXPECT_TRUE(test::close(grads.at(p), golden.tensor("grad." + p.name), kGradientLimit)) << p.name;
+    EXPECT_TRUE(test::close(grads.dense(p), golden.tensor("grad." + p.name), kGradientLimit)) << p.name;
 }
 
 TEST_P(ModelGolden, GreedyContinuation) {
   const auto golden = io::SafetensorsFile::open(GetParam() / "golden.safetensors");
   if (!golden.contains("greedy_ids")) GTEST_SKIP() << "no continuation in this file";
   const Tensor ids = golden.tensor("input_ids"), want = golden.tensor("greedy_ids");
-  const Transformer model = Transformer::load(GetParam());
+  const Transformer model = load_model(GetParam());
   Context ctx(2);
   for (Index b = 0; b < ids.dim(0); ++b) {
     KvCache cache(model.config(), ids.dim(1) + want.dim(1), DType::kF32);
@@ -115,10 +116,10 @@ TEST(ModelRopeCache, EveryLengthHasItsOwnRotations) {
   const auto golden = io::SafetensorsFile::open(folder / "golden.safetensors");
   const Tensor row = golden.tensor("input_ids").rows(0, 1);
   const auto ids = row.span<std::int32_t>();
-  const Transformer used = Transformer::load(folder);
+  const Transformer used = load_model(folder);
   Context ctx(1);
   for (const std::size_t length : {std::size_t{21}, std::size_t{5}, std::size_t{12}, std::size_t{21}, std::size_t{8}, std::size_t{20}}) {
-    const Transformer fresh = Transformer::load(folder);
+    const Transformer fresh = load_model(folder);
     EXPECT_TRUE(test::same_bits(logits_of(ctx, used, ids.first(length), 100), logits_of(ctx, fresh, ids.first(length), 100)))
         << length;
   }

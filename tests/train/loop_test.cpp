@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "formats/model_source.h"
 #include "support/expect_error.h"
 #include "support/tolerance.h"
 #include "train/support.h"
@@ -135,7 +136,7 @@ TEST(TrainLoop, KeepsBestAndLastAndIsAModelItself) {
   EXPECT_EQ(checkpoints, result.state.best_step == 10 ? 1 : 2);
   EXPECT_FALSE(folder.holds_other_model());
   Context ctx(1);
-  EXPECT_EQ(Transformer::load(dir / "out").config().hidden_size, 32);
+  EXPECT_EQ(load_model(dir / "out").config().hidden_size, 32);
   EXPECT_TRUE(std::filesystem::exists(dir / "out" / "tokenizer.json"));
   EXPECT_EQ(load_options(*folder.last()).save_every, 3);
 }
@@ -227,7 +228,7 @@ void kill_and_resume(int kills, std::uint64_t seed) {
       Trainer trainer(ctx, config, load_weights(*last, config, DType::kF32), o);
       trainer.load_state(*last);
       EXPECT_EQ("checkpoint-" + std::to_string(trainer.steps_done()), last->filename());
-      EXPECT_EQ(Transformer::load(dir / "out").config().hidden_size, 32);
+      EXPECT_EQ(load_model(dir / "out").config().hidden_size, 32);
     }
   }
   run_in(dir / "out", o, 2);

@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "formats/model_source.h"
 #include "io/json_text.h"
 #include "support/expect_error.h"
 #include "support/tolerance.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dsmoe/dtype.h"
-#include "model/gguf_layout.h"
+#include "formats/gguf_layout.h"
 
 namespace dsmoe {
 

@@ -1,4 +1,4 @@
-#include "model/gguf_layout.h"
+#include "formats/gguf_layout.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,6 @@
 // config.json: one list of fields, visited to read, to write and to compare.
+#include "formats/config_json.h"
+
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -7,8 +9,6 @@
 #include <set>
 
 #include "core/fail.h"
-#include "dsmoe/model_config.h"
-#include "model/gguf_config.h"
 
 namespace dsmoe {
 
@@ -210,10 +210,7 @@ ModelConfig ModelConfig::from_json(std::string_view text, const std::string& sou
   }
 }
 
-ModelConfig ModelConfig::load(const std::filesystem::path& path) {
-  if (io::GgufFile::is_gguf(path)) return config_from_gguf(io::GgufFile::open(path));
-  std::error_code ignored;
-  const auto file = std::filesystem::is_directory(path, ignored) ? path / "config.json" : path;
+ModelConfig read_config_json(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
   if (!in) fail(ErrorCode::kIo, "cannot open {}: {}", file.string(), std::strerror(errno));
   std::string text(kMaxBytes + 1, '\0');
@@ -222,7 +219,7 @@ ModelConfig ModelConfig::load(const std::filesystem::path& path) {
   text.resize(static_cast<std::size_t>(in.gcount()));
   if (text.size() > kMaxBytes)
     fail(ErrorCode::kFormat, "{} is larger than {} bytes, not a config.json", file.string(), kMaxBytes);
-  return from_json(text, file.string());
+  return ModelConfig::from_json(text, file.string());
 }
 
 std::string ModelConfig::to_json() const {
@@ -233,8 +230,9 @@ std::string ModelConfig::to_json() const {
   visit_fields(before, [&](const char* field, const auto& value) { unchanged[field] = to_value(value); });
   // A new file has every field, except those of variants while they say nothing. A file that was read keeps its text
   // where the value is the same, so 10000 does not become 10000.0.
-  static const std::set<std::string> kOnlyWhenSet = {"pad_token_id",          "head_dim",         "mlp_bias", "torch_dtype", "topk_method",
-                                                "device_aux_loss_alpha", "aux_loss_devices", "router_z_loss_alpha"};
+  static const std::set<std::string> kOnlyWhenSet = {"pad_token_id",     "head_dim",           "mlp_bias",
+                                                     "torch_dtype",      "topk_method",        "device_aux_loss_alpha",
+                                                     "aux_loss_devices", "router_z_loss_alpha"};
   visit_fields(*this, [&](const char* field, const auto& value) {
     Json now = to_value(value);
     const bool same = now == unchanged[field];

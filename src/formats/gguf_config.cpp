@@ -1,4 +1,4 @@
-#include "model/gguf_config.h"
+#include "formats/gguf_config.h"
 
 #include <algorithm>
 #include <cmath>

@@ -3,8 +3,9 @@
 
 #include <optional>
 
+#include "formats/gguf_layout.h"
+#include "formats/model_io.h"
 #include "io/gguf.h"
-#include "model/gguf_layout.h"
 #include "model/weights.h"
 
 namespace dsmoe {
@@ -15,7 +16,11 @@ namespace dsmoe {
 ModelWeights load_gguf_weights(io::GgufFile file, const ModelConfig& config, std::optional<DType> dtype = {},
                                const LoadOptions& options = {});
 
-// One parameter as it is stored, rows in a checkpoint's order. `number` is its place in tensor.parameters.
+// Refuses missing and unexpected tensors by name.
+void check_gguf_names(const io::GgufFile& file, const std::vector<GgufTensor>& layout);
+
+// One parameter as it is stored, rows in a checkpoint's order. `number` is its place in tensor.parameters. Zeros for the
+// bias of attention's output where a file has none: the architecture's writers leave it out.
 Tensor gguf_parameter(const io::GgufFile& file, const GgufTensor& tensor, std::size_t number);
 
 // In what the matrices are multiplied: bf16 when all of them are, else f32.

@@ -1,4 +1,4 @@
-#include "model/gguf_types.h"
+#include "formats/gguf_types.h"
 
 #include "core/fail.h"
 

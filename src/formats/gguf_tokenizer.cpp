@@ -1,4 +1,4 @@
-#include "infer/gguf_tokenizer.h"
+#include "formats/gguf_tokenizer.h"
 
 #include <nlohmann/json.hpp>
 

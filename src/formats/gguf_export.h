@@ -3,10 +3,13 @@
 
 #include <filesystem>
 #include <functional>
+#include <optional>
+#include <string>
 
 #include "dsmoe/context.h"
-#include "model/gguf_types.h"
-#include "model/weights.h"
+#include "dsmoe/tokenizer.h"
+#include "formats/gguf_types.h"
+#include "formats/model_io.h"
 
 namespace dsmoe::io {
 class GgufMetadata;
@@ -14,14 +17,24 @@ class GgufMetadata;
 
 namespace dsmoe {
 
+class ModelSource;
+
+// All keys but those of the tensors' types, for a model without a file of its own (ModelSource::export_metadata).
+io::GgufMetadata gguf_export_metadata(const ModelConfig& config, const std::optional<Tokenizer>& tokenizer,
+                                      const std::string& name);
+
 // The bytes that the tensors will need, all together.
 std::uint64_t gguf_bytes(const ModelConfig& config, const GgufFileType& type);
 
-// `metadata` as gguf_metadata() makes it, with the tokenizer's keys; those of the file's type are added. `tensor` gives
+// `metadata` as gguf_export_metadata() makes it; the keys of the file's type are added. `tensor` gives
 // parameters in any dtype; `release` (may be empty) hears when one is done with. The file appears when it is complete.
 void write_gguf(Context& ctx, const std::filesystem::path& path, const ModelConfig& config, io::GgufMetadata metadata,
                 const GgufFileType& type, const TensorSource& tensor, const std::function<void(const Parameter&)>& release,
                 const ByteProgress& progress);
+
+// A model in another place or format, without holding it.
+void write_gguf(Context& ctx, const std::filesystem::path& path, const ModelSource& source, io::GgufMetadata metadata,
+                const GgufFileType& type, const ByteProgress& progress);
 
 // A randomly initialised model. Quantized matrices are strung together from blocks drawn at random out of 2^16 per type,
 // each of which holds independent normal numbers, quantized: that is as fast as the disk, whatever the type costs. The

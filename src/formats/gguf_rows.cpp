@@ -1,4 +1,4 @@
-#include "model/gguf_rows.h"
+#include "formats/gguf_rows.h"
 
 #include <cmath>
 #include <cstring>

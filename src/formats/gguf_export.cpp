@@ -1,4 +1,4 @@
-#include "model/gguf_export.h"
+#include "formats/gguf_export.h"
 
 #include <algorithm>
 #include <array>
@@ -8,9 +8,11 @@
 #include "core/fail.h"
 #include "core/random.h"
 #include "core/threads.h"
+#include "formats/gguf_config.h"
+#include "formats/gguf_rows.h"
+#include "formats/gguf_tokenizer.h"
+#include "formats/model_source.h"
 #include "io/gguf_writer.h"
-#include "model/gguf_config.h"
-#include "model/gguf_rows.h"
 #include "ops/mixed.h"
 
 namespace dsmoe {
@@ -163,6 +165,13 @@ void write_from_pool(Context& ctx, Output& out, const io::TensorSpec& spec, cons
 
 }  // namespace
 
+io::GgufMetadata gguf_export_metadata(const ModelConfig& config, const std::optional<Tokenizer>& tokenizer,
+                                      const std::string& name) {
+  io::GgufMetadata m = gguf_metadata(config, name);
+  tokenizer ? put_tokenizer(*tokenizer, config.vocab_size, m) : put_no_tokenizer(m);
+  return m;
+}
+
 std::uint64_t gguf_bytes(const ModelConfig& config, const GgufFileType& type) { return Plan(config, type).bytes; }
 
 void write_gguf(Context& ctx, const std::filesystem::path& path, const ModelConfig& config, io::GgufMetadata metadata,
@@ -179,6 +188,14 @@ void write_gguf(Context& ctx, const std::filesystem::path& path, const ModelConf
     }
   }
   out.finish();
+}
+
+void write_gguf(Context& ctx, const std::filesystem::path& path, const ModelSource& source, io::GgufMetadata metadata,
+                const GgufFileType& type, const ByteProgress& progress) {
+  write_gguf(
+      ctx, path, source.config(), std::move(metadata), type,
+      [&](const Parameter& p, std::size_t) { return source.tensor(p); }, [&](const Parameter& p) { source.release(p); },
+      progress);
 }
 
 void write_random_gguf(Context& ctx, const std::filesystem::path& path, const ModelConfig& config,

@@ -1,18 +1,18 @@
 // Models as GGUF files: config, names, the order of rows, types, and what is refused.
-#include "io/gguf.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <numeric>
 
+#include "formats/folder_export.h"
+#include "formats/gguf_config.h"
+#include "formats/gguf_export.h"
+#include "formats/gguf_rows.h"
+#include "formats/gguf_weights.h"
+#include "formats/model_source.h"
+#include "io/gguf.h"
 #include "io/gguf_writer.h"
 #include "io/io_test_support.h"
-#include "model/gguf_config.h"
-#include "model/gguf_export.h"
-#include "model/gguf_rows.h"
-#include "model/gguf_weights.h"
-#include "model/transformer.h"
 #include "ops/mixed.h"
 #include "support/tolerance.h"
 
@@ -170,7 +170,7 @@ TEST_F(GgufModel, TensorsOfOthersAreRefusedByTheirName) {
   const auto path = write(small());
   const auto refused = [&](ErrorCode code, std::initializer_list<std::string_view> parts, auto change) {
     const auto other = edited(path, {}, change);
-    expect_error(code, parts, [&] { Transformer::load(other); });
+    expect_error(code, parts, [&] { load_model(other); });
   };
   const auto at = [](std::vector<io::TensorSpec>& all, std::string_view name) -> io::TensorSpec& {
     return *std::find_if(all.begin(), all.end(), [&](const auto& t) { return t.name == name; });
@@ -248,7 +248,7 @@ TEST_F(GgufModel, BiasesOfQueryKeyAndValueAreRead) {
           for (const auto& [name, n] : {std::pair{"q", 64}, {"k", 32}, {"v", 32}})
             all.push_back({fmt::format("blk.{}.attn_{}.bias", l, name), DType::kF32, {n}});
       });
-  const Transformer model = Transformer::load(path);
+  const Transformer model = load_model(path);
   EXPECT_TRUE(model.config().attention_bias);
   KvCache cache(model.config(), 4, DType::kF32);
   EXPECT_EQ(model.forward(ctx_, std::vector<std::int32_t>{1, 2}, cache).dim(1), 50);
@@ -263,7 +263,7 @@ TEST_F(GgufModel, TheSameLogitsAsFromAFolder) {
     save_model(
         folder, c, dtype, [&](const Parameter& p, std::size_t) { return w.dense(p); }, 1 << 30);
     const auto logits = [&](const std::filesystem::path& path, Storage storage) {
-      const Transformer model = Transformer::load(path, {}, {storage});
+      const Transformer model = load_model(path, {}, {storage});
       EXPECT_EQ(model.dtype(), dtype);
       KvCache cache(model.config(), 16, dtype);
       return model.forward(ctx_, ids, cache, 9);
@@ -284,7 +284,7 @@ TEST_F(GgufModel, StorageIsWhereItWasAskedFor) {
   for (const Storage storage : {Storage::kMapped, Storage::kMemory}) {
     const auto path = write(c, "f32", &w);
     std::uint64_t read = 0;
-    Transformer model = Transformer::load(path, {}, {storage, [&](std::uint64_t done, std::uint64_t) { read = done; }});
+    Transformer model = load_model(path, {}, {storage, [&](std::uint64_t done, std::uint64_t) { read = done; }});
     EXPECT_EQ(read, storage == Storage::kMemory ? std::filesystem::file_size(path) : 0u);
     const Tensor& embedding = model.weights().embedding;
     const float before = embedding.data<float>()[0];
@@ -383,13 +383,13 @@ class LlamaGolden : public ::testing::TestWithParam<const char*> {};
 
 // Logits of llama.cpp; see golden_gguf/README.md for the limits.
 TEST_P(LlamaGolden, Logits) {
-  const std::filesystem::path folder = DSMOE_TEST_DATA "/model/golden_gguf";
+  const std::filesystem::path folder = DSMOE_TEST_DATA "/formats/golden_gguf";
   const std::string name = GetParam();
   std::vector<std::int32_t> ids;
   std::ifstream list(folder / "ids.txt");
   for (std::int32_t id = 0; list >> id;) ids.push_back(id);
   const std::string want = io::read_bytes(folder / (name + ".logits"));
-  const Transformer model = Transformer::load(folder / (name + ".gguf"));
+  const Transformer model = load_model(folder / (name + ".gguf"));
   const Index vocab = model.config().vocab_size, tokens = static_cast<Index>(ids.size());
   ASSERT_EQ(want.size(), ids.size() * static_cast<std::size_t>(vocab) * sizeof(float));
   const auto* const expected = reinterpret_cast<const float*>(want.data());

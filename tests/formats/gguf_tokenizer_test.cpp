@@ -1,5 +1,5 @@
 // The tokenizer in a GGUF file: alone with the format's own keys it cuts texts as the folder's does.
-#include "infer/gguf_tokenizer.h"
+#include "formats/gguf_tokenizer.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dsmoe/error.h"
-#include "infer/model_files.h"
+#include "formats/model_source.h"
 #include "io/io_test_support.h"
 
 namespace dsmoe {

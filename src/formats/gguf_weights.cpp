@@ -1,11 +1,11 @@
-#include "model/gguf_weights.h"
+#include "formats/gguf_weights.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "core/fail.h"
+#include "formats/gguf_rows.h"
 #include "io/checkpoint.h"
-#include "model/gguf_rows.h"
 
 namespace dsmoe {
 
@@ -41,7 +41,9 @@ Tensor unpermuted(const Tensor& from, Index heads) {
 // Readers of this architecture know no bias of attention's output, so a file with the other three has none.
 bool may_be_missing(const GgufTensor& t) { return t.kind == ParameterKind::kOutputBias; }
 
-void check_names(const io::GgufFile& file, const std::vector<GgufTensor>& layout) {
+}  // namespace
+
+void check_gguf_names(const io::GgufFile& file, const std::vector<GgufTensor>& layout) {
   io::NameDifference difference{file.path(), {}, {}};
   std::vector<std::string> names;
   for (const GgufTensor& t : layout) {
@@ -54,8 +56,6 @@ void check_names(const io::GgufFile& file, const std::vector<GgufTensor>& layout
   if (!difference.empty()) throw Error(ErrorCode::kFormat, difference.message());
 }
 
-}  // namespace
-
 DType gguf_compute_dtype(const io::GgufFile& file) {
   for (const io::GgufTensorInfo& t : file.tensors())
     if (t.shape.rank() >= 2 && t.type->dtype != DType::kBF16 && !t.name.ends_with("ffn_gate_inp.weight"))
@@ -64,6 +64,7 @@ DType gguf_compute_dtype(const io::GgufFile& file) {
 }
 
 Tensor gguf_parameter(const io::GgufFile& file, const GgufTensor& t, std::size_t number) {
+  if (may_be_missing(t) && !file.contains(t.name)) return Tensor::zeros(DType::kF32, t.shape);
   const Tensor tensor = checked(file, t);
   if (t.heads > 0) return unpermuted(tensor, t.heads);
   if (!is_routed_expert(t.kind)) return tensor;
@@ -75,18 +76,13 @@ ModelWeights load_gguf_weights(io::GgufFile file, const ModelConfig& config, std
                                const LoadOptions& options) {
   const std::vector<Parameter> parameters = parameter_list(config);
   const std::vector<GgufTensor> layout = gguf_layout(config, parameters);
-  check_names(file, layout);
+  check_gguf_names(file, layout);
   // Not for weights that are converted: they get memory of their own.
   if (!dtype && read_into_memory(options.storage, file.file_bytes())) file.read_into_memory(options.progress);
   const DType compute = dtype.value_or(gguf_compute_dtype(file));
   std::vector<Tensor> tensors(parameters.size());
   for (const GgufTensor& t : layout) {
     for (std::size_t i = 0; i < t.parameters.size(); ++i) {
-      const Parameter& p = parameters[t.parameters[i]];
-      if (!file.contains(t.name)) {
-        tensors[t.parameters[i]] = Tensor::zeros(DType::kF32, p.shape);
-        continue;
-      }
       const Tensor tensor = gguf_parameter(file, t, i);
       const bool as_it_is = !dtype && is_matrix(t.kind) && (is_quantized(tensor.dtype()) || tensor.dtype() == DType::kF16);
       tensors[t.parameters[i]] = as_it_is ? tensor : to_plain(tensor, is_matrix(t.kind) ? compute : DType::kF32);

@@ -1,0 +1,101 @@
+#include "formats/folder_source.h"
+
+#include "core/fail.h"
+#include "formats/config_json.h"
+#include "formats/gguf_export.h"
+#include "formats/lazy.h"
+#include "io/checkpoint.h"
+
+namespace dsmoe {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+void check_names(const io::Checkpoint& checkpoint, const ModelConfig& config) {
+  std::vector<std::string> names;
+  for (const Parameter& p : parameter_list(config)) names.push_back(p.name);
+  // Some writers store a tied head a second time.
+  if (config.tie_word_embeddings && checkpoint.contains("lm_head.weight")) names.emplace_back("lm_head.weight");
+  const io::NameDifference difference = checkpoint.missing_and_extra(names);
+  if (!difference.empty()) throw Error(ErrorCode::kFormat, difference.message());
+}
+
+Tensor read(const io::Checkpoint& checkpoint, const Parameter& p) {
+  return checkpoint.expect(p.name, {DType::kF32, DType::kBF16, DType::kF16}, p.shape);
+}
+
+class FolderSource final : public ModelSource {
+ public:
+  explicit FolderSource(fs::path path) : path_(std::move(path)) {}
+
+  const ModelConfig& config() const override {
+    return config_.get([&] { return read_config_json(part("config.json")); });
+  }
+
+  std::optional<Tokenizer> tokenizer() const override {
+    const fs::path file = part("tokenizer.json");
+    if (!fs::exists(file)) return std::nullopt;
+    return Tokenizer::load(file);
+  }
+
+  DType compute_dtype() const override {
+    for (const std::string& name : checkpoint().names())
+      if (const io::TensorInfo& t = checkpoint().info(name); t.dims.size() == 2)
+        return t.dtype == "F32" ? DType::kF32 : DType::kBF16;
+    return DType::kF32;
+  }
+
+  ModelWeights load_weights(const ModelConfig& config, std::optional<DType> dtype,
+                            const LoadOptions& options) const override {
+    const DType wanted = dtype ? *dtype : compute_dtype();
+    io::Checkpoint from = checkpoint();  // shares the maps, until it is read into memory
+    check_names(from, config);
+    const std::vector<Parameter> parameters = parameter_list(config);
+    // Not for weights that are converted: they get memory of their own.
+    const bool as_stored = from.info(parameters.front().name).dtype == io::dtype_in_file(wanted);
+    if (as_stored && read_into_memory(options.storage, from.total_bytes())) from.read_into_memory(options.progress);
+
+    std::vector<Tensor> tensors;
+    for (const Parameter& p : parameters) tensors.push_back(read(from, p).to(dsmoe::stored_dtype(p.kind, wanted)));
+    return listed_weights(config, parameters, std::move(tensors));
+  }
+
+  void check_tensors() const override { check_names(checkpoint(), config()); }
+  Tensor tensor(const Parameter& p) const override { return read(checkpoint(), p); }
+  void release(const Parameter& p) const override { checkpoint().advise(p.name, io::Advice::kDontNeed); }
+
+  io::GgufMetadata export_metadata(const std::string& name) const override {
+    return gguf_export_metadata(config(), tokenizer(), name);
+  }
+
+ private:
+  std::vector<StoredTensor> stored_tensors() const override {
+    std::vector<StoredTensor> all;
+    for (const std::string& name : checkpoint().names()) {
+      const io::TensorInfo& t = checkpoint().info(name);
+      all.push_back({io::dtype_from_file(t.dtype), static_cast<Index>(t.dims.size()), t.bytes});
+    }
+    return all;
+  }
+
+  // A file of the folder; or the file that was given, unless that has nothing but weights.
+  fs::path part(const char* name) const {
+    std::error_code ignored;
+    if (fs::is_directory(path_, ignored)) return path_ / name;
+    return path_.extension() == ".safetensors" ? path_.parent_path() / name : path_;
+  }
+  const io::Checkpoint& checkpoint() const {
+    return checkpoint_.get([&] { return io::Checkpoint::open(path_); });
+  }
+
+  fs::path path_;
+  Lazy<ModelConfig> config_;
+  Lazy<io::Checkpoint> checkpoint_;
+};
+
+}  // namespace
+
+std::unique_ptr<const ModelSource> open_folder_source(const fs::path& path) { return std::make_unique<FolderSource>(path); }
+
+}  // namespace dsmoe

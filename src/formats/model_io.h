@@ -1,0 +1,29 @@
+// What reading and writing models share: where weights are kept, progress, and tensors that come one at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "dsmoe/tensor.h"
+#include "model/parameters.h"
+
+namespace dsmoe {
+
+// Where weights are kept that are used as they are stored.
+enum class Storage : std::uint8_t {
+  kMapped,  // in the mapped file: nothing to wait for, and processes share it
+  kMemory,  // in memory of their own, read at once: the fastest to compute with (MappedFile::in_memory)
+  kAuto,    // kMemory where there is room for it, else kMapped
+};
+using ByteProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
+struct LoadOptions {
+  Storage storage = Storage::kMapped;
+  ByteProgress progress = {};  // of reading into memory
+};
+// Whether a file of so many bytes is to be read into memory.
+bool read_into_memory(Storage storage, std::uint64_t bytes);
+
+// Gives one parameter at a time to a writer, so that a model need never be in memory as a whole.
+using TensorSource = std::function<Tensor(const Parameter& parameter, std::size_t number)>;
+
+}  // namespace dsmoe

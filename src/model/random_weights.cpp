@@ -1,0 +1,54 @@
+// The tensors of a freshly initialised model.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "core/random.h"
+#include "core/threads.h"
+#include "model/weights.h"
+#include "ops/dispatch.h"
+
+namespace dsmoe {
+
+Tensor initial_tensor(const ModelConfig& config, const Parameter& p, std::size_t number, std::uint64_t seed, DType dtype,
+                      Context& ctx) {
+  Tensor t(stored_dtype(p.kind, dtype), p.shape);
+  const Philox rng(seed, number);
+  const auto bound = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.hidden_size)));
+  const auto deviation = static_cast<float>(config.initializer_range);
+  // Numbers 4i to 4i + 3 of the tensor.
+  const auto draw = [&](std::uint64_t i) -> std::array<float, 4> {
+    if (is_norm(p.kind)) return {1, 1, 1, 1};
+    if (is_bias(p.kind)) return {};
+    std::array<float, 4> four = rng.normals(i);
+    for (std::size_t j = 0; j < 4; ++j)
+      four[j] = p.kind == ParameterKind::kRouter ? bound * (2 * rng.uniform(4 * i + j) - 1) : deviation * four[j];
+    return four;
+  };
+  ops::dispatch(t.dtype(), [&]<class T>(T) {
+    T* const to = t.data<T>();
+    constexpr Index kPiece = 1 << 16;
+    ctx.pool().run((t.numel() + kPiece - 1) / kPiece, [&](Index task, int) {
+      const Index end = std::min(t.numel(), (task + 1) * kPiece);
+      for (Index i = task * kPiece; i < end; i += 4) {
+        const std::array<float, 4> four = draw(static_cast<std::uint64_t>(i / 4));
+        for (Index j = 0; j < std::min<Index>(4, end - i); ++j) to[i + j] = T(four[static_cast<std::size_t>(j)]);
+      }
+    });
+    if (p.kind == ParameterKind::kEmbedding && config.pad_token_id) {
+      const Index row = *config.pad_token_id, width = p.shape[1];
+      if (row < p.shape[0]) std::fill_n(to + row * width, width, T(0.0f));
+    }
+  });
+  return t;
+}
+
+ModelWeights random_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, Context& ctx) {
+  ModelWeights w = empty_weights(config, dtype);
+  const std::vector<Parameter> parameters = parameter_list(config);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    w.view(parameters[i]).assign(initial_tensor(config, parameters[i], i, seed, dtype, ctx));
+  return w;
+}
+
+}  // namespace dsmoe

@@ -1,0 +1,183 @@
+// One door to model files: whatever the format, the same model with the same words when something is wrong.
+#include "formats/model_source.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "formats/folder_export.h"
+#include "formats/gguf_export.h"
+#include "io/checkpoint.h"
+#include "io/gguf.h"
+#include "io/gguf_writer.h"
+#include "io/io_test_support.h"
+#include "io/safetensors_writer.h"
+#include "support/tolerance.h"
+
+namespace dsmoe {
+namespace {
+
+namespace fs = std::filesystem;
+using io::expect_error;
+
+const std::string kTokenizer = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
+
+ModelConfig small() {
+  ModelConfig c;
+  c.vocab_size = 50, c.hidden_size = 32, c.intermediate_size = 48, c.moe_intermediate_size = 32;
+  c.num_hidden_layers = 2, c.num_attention_heads = 2, c.num_key_value_heads = 1, c.first_k_dense_replace = 1;
+  c.n_routed_experts = 3, c.num_experts_per_tok = 2, c.n_shared_experts = 1, c.max_position_embeddings = 64;
+  return c;
+}
+
+class Sources : public ::testing::Test {
+ protected:
+  fs::path write_folder(const ModelConfig& c, DType dtype = DType::kF32) {
+    const fs::path folder = dir_ / fmt::format("folder-{}", files_++);
+    ModelWeights w = random_weights(c, 5, dtype, ctx_);
+    save_model(
+        folder, c, dtype, [&](const Parameter& p, std::size_t) { return w.dense(p); }, 1 << 30);
+    return folder;
+  }
+  fs::path write_file(const ModelSource& source, const char* type) {
+    const fs::path path = dir_ / fmt::format("{}.gguf", files_++);
+    write_gguf(ctx_, path, source, source.export_metadata("test"), gguf_file_type(type), {});
+    return path;
+  }
+
+  testing::TempFolder dir_;
+  Context ctx_{2};
+  int files_ = 0;
+};
+
+TEST_F(Sources, AFolderAndAFileAreTheSameModel) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const ModelConfig c = small();
+    const auto folder = ModelSource::open(write_folder(c, dtype));
+    const fs::path path = write_file(*folder, to_string(dtype));
+    const auto file = ModelSource::open(path);
+    ModelWeights want = random_weights(c, 5, dtype, ctx_);
+    for (const ModelSource* source : {folder.get(), file.get()}) {
+      EXPECT_EQ(source->config().num_hidden_layers, 2);
+      EXPECT_EQ(source->config().torch_dtype, dtype);
+      EXPECT_EQ(source->compute_dtype(), dtype);
+      EXPECT_EQ(source->stored_dtype(), dtype);
+      EXPECT_FALSE(source->tokenizer());
+      EXPECT_EQ(source->chat_template(), "");
+      EXPECT_NO_THROW(source->check_tensors());
+      ModelWeights got = source->load_weights(source->config(), {}, {});
+      for (const Parameter& p : parameter_list(c)) {
+        const Tensor stored = source->tensor(p);
+        EXPECT_TRUE(test::same_bits(stored.to(want.dense(p).dtype()), want.dense(p))) << p.name;
+        EXPECT_TRUE(test::same_bits(got.dense(p).to(want.dense(p).dtype()), want.dense(p))) << p.name;
+        source->release(p);
+      }
+    }
+    // And back: a folder from either has the same bytes.
+    const fs::path a = dir_ / fmt::format("a{}", files_++), b = dir_ / fmt::format("b{}", files_++);
+    save_model(a, *folder, dtype, 1 << 30);
+    save_model(b, *file, dtype, 1 << 30);
+    for (const char* name : {"config.json", "model.safetensors"})
+      EXPECT_EQ(io::read_bytes(a / name), io::read_bytes(b / name)) << name;
+    EXPECT_EQ(io::read_bytes(write_file(*file, to_string(dtype))), io::read_bytes(path)) << "from file to file";
+  }
+}
+
+TEST_F(Sources, QuantizedFilesSayWhatTheyHold) {
+  const auto folder = ModelSource::open(write_folder(small()));
+  const auto file = ModelSource::open(write_file(*folder, "q8_0"));
+  EXPECT_EQ(file->stored_dtype(), DType::kQ8_0);
+  EXPECT_EQ(file->compute_dtype(), DType::kF32);
+  EXPECT_EQ(file->load_weights(file->config(), {}, {}).head.dtype(), DType::kQ8_0);
+  EXPECT_EQ(file->load_weights(file->config(), DType::kBF16, {}).head.dtype(), DType::kBF16);
+}
+
+TEST_F(Sources, PartsOfAModelAreEnoughForWhatTheyHold) {
+  std::ofstream(dir_ / "config.json") << small().to_json();
+  for (const fs::path& path : {dir_.path(), dir_ / "config.json"}) {
+    const auto source = ModelSource::open(path);
+    EXPECT_EQ(source->config().hidden_size, 32);
+    EXPECT_EQ(ModelConfig::load(path).hidden_size, 32);
+  }
+  EXPECT_FALSE(load_tokenizer(dir_.path()));
+  EXPECT_FALSE(load_tokenizer(dir_ / "nothing"));
+  for (const std::string& path : {kTokenizer, kTokenizer + "/tokenizer.json"}) {
+    const auto source = ModelSource::open(path);
+    ASSERT_TRUE(source->tokenizer()) << path;
+    EXPECT_EQ(source->chat_template(), source->tokenizer()->chat_template());
+    EXPECT_FALSE(source->chat_template().empty());
+  }
+  expect_error(ErrorCode::kIo, {"cannot open", "config.json"}, [] { ModelSource::open(kTokenizer)->config(); });
+  expect_error(ErrorCode::kIo, {"no model.safetensors"}, [&] { ModelSource::open(dir_.path())->compute_dtype(); });
+  // A file of weights: the rest lies beside it.
+  const fs::path folder = write_folder(small());
+  const auto weights = ModelSource::open(folder / "model.safetensors");
+  EXPECT_EQ(weights->config().hidden_size, 32);
+  EXPECT_FALSE(weights->tokenizer());
+  EXPECT_NO_THROW(weights->check_tensors());
+}
+
+TEST_F(Sources, WhatIsNoModelIsRefusedInTheSameWords) {
+  EXPECT_NO_THROW(check_is_model(write_folder(small())));
+  EXPECT_NO_THROW(check_is_model(write_file(*ModelSource::open(write_folder(small())), "f32")));
+  expect_error(ErrorCode::kIo, {"nowhere", "there is no model"}, [&] { check_is_model(dir_ / "nowhere"); });
+  expect_error(ErrorCode::kIo, {"no config.json"}, [&] { check_is_model(dir_.path()); });
+  std::ofstream(dir_ / "text.gguf") << "GGU";
+  expect_error(ErrorCode::kFormat, {"neither a folder nor a GGUF file"}, [&] { check_is_model(dir_ / "text.gguf"); });
+}
+
+// Loading and reading one by one refuse the same tensors, in either format.
+TEST_F(Sources, MissingAndUnexpectedTensorsAreRefusedByName) {
+  const ModelConfig c = small();
+  const fs::path folder = write_folder(c);
+  const auto file = io::GgufFile::open(write_file(*ModelSource::open(folder), "f32"));
+  const auto refused = [&](const fs::path& path, std::string_view missing) {
+    const auto source = ModelSource::open(path);
+    expect_error(ErrorCode::kFormat, {missing, "extra.weight"}, [&] { source->check_tensors(); });
+    expect_error(ErrorCode::kFormat, {missing, "extra.weight"}, [&] { source->load_weights(source->config(), {}, {}); });
+  };
+  {
+    const io::Checkpoint from = io::Checkpoint::open(folder);
+    const fs::path to = dir_ / "other";
+    fs::create_directory(to);
+    fs::copy_file(folder / "config.json", to / "config.json");
+    std::vector<io::TensorSpec> specs;
+    for (const std::string& name : from.names())
+      specs.push_back({name == "model.norm.weight" ? "extra.weight" : name, DType::kF32, from.tensor(name).shape()});
+    io::SafetensorsWriter writer(to / "model.safetensors", specs);
+    for (std::size_t i = 0; i < specs.size(); ++i) writer.write(specs[i].name, from.tensor(from.names()[i]));
+    writer.finish();
+    refused(to, "model.norm.weight");
+  }
+  std::vector<io::TensorSpec> specs;
+  for (const io::GgufTensorInfo& t : file.tensors())
+    specs.push_back({t.name == "output_norm.weight" ? "extra.weight" : t.name, *t.type->dtype, t.shape});
+  const fs::path to = dir_ / "other.gguf";
+  io::GgufWriter writer(to, file.metadata(), specs);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const Tensor t = file.tensor(file.tensors()[i].name);
+    writer.append(specs[i].name, {static_cast<const std::byte*>(t.raw()), t.bytes()});
+  }
+  writer.finish();
+  refused(to, "output_norm.weight");
+}
+
+TEST_F(Sources, AParameterOfAnotherModelIsRefused) {
+  const auto source = ModelSource::open(write_file(*ModelSource::open(write_folder(small())), "f32"));
+  Parameter p = parameter_list(small()).front();
+  p.name = "model.layers.7.x";
+  expect_error(ErrorCode::kInvalidArgument, {".gguf", "model.layers.7.x"}, [&] { source->tensor(p); });
+}
+
+TEST_F(Sources, CompanionsOfAFolder) {
+  ModelConfig c = small();
+  c.bos_token_id = 3, c.eos_token_id = {1, 2};
+  write_companions(dir_.path(), c, Tokenizer::load(kTokenizer));
+  const std::string text = io::read_bytes(dir_ / "generation_config.json");
+  for (const char* part : {"\"bos_token_id\": 3", "\"eos_token_id\": [", "_from_model_config"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  EXPECT_TRUE(load_tokenizer(dir_.path()));
+}
+
+}  // namespace
+}  // namespace dsmoe
