@@ -15,11 +15,14 @@ double Evaluation::perplexity() const { return std::exp(mean()); }
 
 void Evaluator::add(std::span<const std::int32_t> sequence, const LogitSink& sink) {
   const auto length = static_cast<Index>(sequence.size());
-  KvCache cache(model_.config(), length, cache_dtype_);
+  if (!pool_ || pool_->pages() < KvPool::pages_for(length)) pool_ = model_.make_kv_pool(length, cache_dtype_);
+  KvSequence cache(pool_);
+  PassHooks hooks = hooks_;
+  hooks.overrides = overrides_ ? &*overrides_ : nullptr;
   for (Index t = 0; t < length; t += kChunk) {
     const Index n = std::min(kChunk, length - t);
-    Tensor logits = model_.forward(ctx_, sequence.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache,
-                                   n, probe_, overrides_ ? &*overrides_ : nullptr);
+    const auto part = sequence.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n));
+    Tensor logits = model_.logits(ctx_, ForwardBatch::of(ctx_, cache, part, n), hooks);
     if (sink) sink(logits);
     std::vector<std::int32_t> targets(static_cast<std::size_t>(n), ops::kIgnoredTarget);
     for (Index i = std::max<Index>(0, first_ - t - 1); i < n && t + i + 1 < length; ++i)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 
@@ -11,8 +12,8 @@
 namespace dsmoe {
 
 struct Evaluation {
-  double loss_sum = 0;   // nats over all predicted tokens
-  Index predicted = 0;   // a sequence of n tokens has n - 1
+  double loss_sum = 0;  // nats over all predicted tokens
+  Index predicted = 0;  // a sequence of n tokens has n - 1
   Index sequences = 0;
 
   double mean() const { return predicted > 0 ? loss_sum / static_cast<double>(predicted) : 0; }
@@ -25,12 +26,13 @@ using LogitSink = std::function<void(const Tensor& logits)>;
 // Each token is predicted from those before it in its sequence.
 class Evaluator {
  public:
-  Evaluator(Context& ctx, const Transformer& model, DType cache_dtype) : ctx_(ctx), model_(model), cache_dtype_(cache_dtype) {}
+  Evaluator(Context& ctx, const Transformer& model, DType cache_dtype)
+      : ctx_(ctx), model_(model), cache_dtype_(cache_dtype) {}
 
   void add(std::span<const std::int32_t> sequence, const LogitSink& sink = {});
   // Counts only the tokens at this place of a sequence (from 0) and later: those before it are context.
   void set_first(Index place) { first_ = place; }
-  void set_probe(RoutingProbe probe) { probe_ = std::move(probe); }
+  void set_probe(RoutingProbe probe) { hooks_.routing = std::move(probe); }
   void set_overrides(RoutingOverrides overrides) { overrides_ = std::move(overrides); }
   const Evaluation& result() const { return result_; }
 
@@ -39,8 +41,9 @@ class Evaluator {
   const Transformer& model_;
   DType cache_dtype_;
   Index first_ = 0;
-  RoutingProbe probe_;
+  PassHooks hooks_;
   std::optional<RoutingOverrides> overrides_;
+  std::shared_ptr<KvPool> pool_;  // for the longest sequence so far
   Evaluation result_;
 };
 

@@ -27,29 +27,28 @@ Session::Session(Context& ctx, const Transformer& model, const SessionOptions& o
     : ctx_(ctx),
       model_(model),
       options_(options),
-      cache_(model.config(), options.context > 0 ? options.context : model.config().max_position_embeddings,
-             options.cache_dtype.value_or(model.dtype())) {}
+      context_(options.context > 0 ? options.context : model.config().max_position_embeddings),
+      sequence_(model.make_kv_pool(context_, options.cache_dtype.value_or(model.dtype()))) {}
 
 Tensor Session::feed(std::span<const std::int32_t> ids) {
   const auto tokens = static_cast<Index>(ids.size());
   require(tokens > 0, "no tokens to run");
-  require(cache_.length + tokens <= cache_.capacity,
-          "{} tokens do not fit the context of {} that has {} in it; use a larger context (-c)", tokens, cache_.capacity,
-          cache_.length);
+  require(sequence_.length() + tokens <= context_,
+          "{} tokens do not fit the context of {} that has {} in it; use a larger context", tokens, context_,
+          sequence_.length());
   Tensor logits;
   for (Index t = 0; t < tokens; t += options_.chunk) {
     const Index n = std::min(options_.chunk, tokens - t);
     const bool last = t + n == tokens;
-    logits = model_.forward(ctx_, ids.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache_,
-                            last ? 1 : 0, probe_);
+    const auto part = ids.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n));
+    logits = model_.logits(ctx_, ForwardBatch::of(ctx_, sequence_, part, last ? 1 : 0), hooks_);
     history_.insert(history_.end(), ids.begin() + t, ids.begin() + t + n);
   }
   return logits;
 }
 
 void Session::rewind(Index tokens) {
-  require(tokens >= 0 && tokens <= cache_.length, "cannot go back to {} tokens of {}", tokens, cache_.length);
-  cache_.length = tokens;
+  sequence_.truncate(tokens);
   history_.resize(static_cast<std::size_t>(tokens));
 }
 
@@ -73,7 +72,7 @@ Generated Session::generate(std::span<const std::int32_t> prompt, const Generate
       out.finish = Finish::kStopped;
       break;
     }
-    if (cache_.length == cache_.capacity) {
+    if (sequence_.length() == context_) {
       out.finish = Finish::kContext;
       break;
     }

@@ -1,4 +1,4 @@
-// One conversation with a model: a cache, tokens in, tokens out.
+// One conversation with a model: its sequence in a KV cache, tokens in, tokens out.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 namespace dsmoe {
 
 struct SessionOptions {
-  Index context = 0;                // tokens that fit; 0: the model's max_position_embeddings
+  Index context = 0;                 // tokens that fit; 0: the model's max_position_embeddings
   std::optional<DType> cache_dtype;  // unset: that of the weights
-  Index chunk = 512;                // tokens of a prompt that run at a time: bounds the memory for activations
+  Index chunk = 512;                 // tokens of a prompt that run at a time: bounds the memory for activations
 };
 
 enum class Finish {
@@ -45,13 +45,13 @@ class Session {
   Session(Context& ctx, const Transformer& model, const SessionOptions& options = {});
 
   const Transformer& model() const { return model_; }
-  Index context() const { return cache_.capacity; }
+  Index context() const { return context_; }
   const std::vector<std::int32_t>& history() const { return history_; }  // all tokens in the cache
 
   // Adds tokens and returns the logits after the last of them, f32 [1, V].
   Tensor feed(std::span<const std::int32_t> ids);
   void rewind(Index tokens);  // forgets all but the first `tokens` tokens
-  void set_probe(RoutingProbe probe) { probe_ = std::move(probe); }
+  void set_probe(RoutingProbe probe) { hooks_.routing = std::move(probe); }
 
   // Feeds the prompt and generates. `on_token` (may be empty) hears each token as it comes and returns false to stop.
   // The prompt and everything generated stay in the cache; a last token that has not been run does not.
@@ -62,9 +62,10 @@ class Session {
   Context& ctx_;
   const Transformer& model_;
   SessionOptions options_;
-  KvCache cache_;
+  Index context_;
+  KvSequence sequence_;
   std::vector<std::int32_t> history_;
-  RoutingProbe probe_;
+  PassHooks hooks_;
 };
 
 }  // namespace dsmoe

@@ -1,12 +1,9 @@
-// Multi-head attention with shared key/value heads (GQA) and rotary positions: forward for inference over a cache,
-// and forward and backward for training over whole sequences.
+// Multi-head attention with shared key/value heads (GQA) and rotary positions, over the sequences of a batch.
 #pragma once
-
-#include <vector>
 
 #include "dsmoe/context.h"
 #include "dsmoe/model_config.h"
-#include "model/kv_cache.h"
+#include "model/forward_batch.h"
 #include "model/weights.h"
 #include "ops/rope.h"
 
@@ -15,24 +12,23 @@ namespace dsmoe {
 using AttentionWeights = LayerTensors;
 using AttentionGrads = LayerTensors;
 
-// h [T, D] are the normed inputs of the tokens at positions [cache.length, cache.length + T). Their keys and values
-// go into the cache; its length is left for the caller to advance once all layers have run. Returns f32 [T, D].
-Tensor attention_forward(Context& ctx, const ModelConfig& config, const AttentionWeights& w, const ops::RopeTable& rope,
-                         const Tensor& h, KvCache& cache, std::size_t layer);
+// What it keeps of a token.
+KvLayout attention_kv_layout(const ModelConfig& config);
 
 struct AttentionSaved {
-  Tensor q, k, v;           // [T, heads * head_dim], rotated
-  Tensor out;               // [T, H * head_dim] before the output projection
-  std::vector<Tensor> lse;  // per sequence, [H, S]
+  Tensor q, k, v;  // [T, heads * head_dim], rotated
+  Tensor out;      // [T, H * head_dim] before the output projection
+  Tensor lse;      // [H, T]
 };
 
-// h [B * S, D]: sequences of S tokens one after another, each at positions [0, S).
-Tensor attention_train(Context& ctx, const ModelConfig& config, const AttentionWeights& w, const ops::RopeTable& rope,
-                       const Tensor& h, Index sequence_length, AttentionSaved& saved);
+// h [T, D] are the normed inputs of the batch's tokens. Their keys and values go into the layer's pages of the batch's
+// pool, if it has one. `saved` (may be null, and needs a batch without a pool) is filled for backward. Returns f32 [T, D].
+Tensor attention_forward(Context& ctx, const ModelConfig& config, const AttentionWeights& w, const ForwardBatch& batch,
+                         const ops::RopeAngles& rope, Index layer, const Tensor& h, AttentionSaved* saved);
 
-// dy in the dtype of h: adds to grads and returns dh f32 [B * S, D].
-Tensor attention_backward(Context& ctx, const ModelConfig& config, const AttentionWeights& w, const ops::RopeTable& rope,
-                          const Tensor& h, Index sequence_length, const AttentionSaved& saved, const Tensor& dy,
+// dy in the dtype of h: adds to grads and returns dh f32 [T, D].
+Tensor attention_backward(Context& ctx, const ModelConfig& config, const AttentionWeights& w, const ForwardBatch& batch,
+                          const ops::RopeAngles& rope, const Tensor& h, const AttentionSaved& saved, const Tensor& dy,
                           AttentionGrads& grads);
 
 }  // namespace dsmoe

@@ -16,7 +16,7 @@ std::vector<Tensor> linear_forward(Context& ctx, const Tensor& x, std::initializ
   y.reserve(layers.size());
   for (const LinearWeights* w : layers) {
     const bool biased = w->bias.numel() > 0;
-    y.emplace_back(biased ? DType::kF32 : dtype, Shape{x.dim(0), w->weight.dim(0)});
+    y.push_back(ctx.empty(biased ? DType::kF32 : dtype, {x.dim(0), w->weight.dim(0)}));
     projections.push_back({&w->weight, &y.back()});
   }
   ops::linear(ctx, x, projections);

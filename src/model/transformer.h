@@ -1,16 +1,18 @@
 // The language model: token ids in, logits out; and the loss with its gradients. x = embedding(ids), then the
-// blocks, a last norm, and the head.
+// blocks, a last norm, and the head. One forward runs every pass: prompts, decoding, evaluation and training.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <span>
 
 #include "dsmoe/context.h"
 #include "dsmoe/model_config.h"
 #include "model/block.h"
-#include "model/kv_cache.h"
+#include "model/forward_batch.h"
+#include "model/hooks.h"
+#include "model/kv_pool.h"
 #include "model/weights.h"
+#include "ops/rope.h"
 
 namespace dsmoe {
 
@@ -23,23 +25,37 @@ struct LossResult {
   double mean() const { return count > 0 ? loss_sum / static_cast<double>(count) : 0; }
 };
 
-// Hears the residual stream [T, D] after each layer, and with -1 before the first.
-using LayerProbe = std::function<void(Index layer, const Tensor& x)>;
+// What a training pass leaves behind.
+struct ForwardSaved {
+  enum class Keep {
+    kAll,      // what backward needs
+    kInputs,   // the input of each block: backward runs the block again
+    kNothing,  // of the blocks: only the losses and the load are wanted
+  };
+  Keep keep = Keep::kAll;
+  ops::RopeAngles rope = {};
+  std::vector<BlockSaved> blocks = {};
+  BalanceLosses balance = {};                        // as in LossResult
+  std::vector<std::vector<std::int64_t>> load = {};  // as in LossResult
+};
 
 class Transformer {
  public:
   Transformer(ModelConfig config, ModelWeights weights);
-  ~Transformer();
-  Transformer(Transformer&&) noexcept;
 
   const ModelConfig& config() const { return *config_; }
   ModelWeights& weights() { return *weights_; }
   const ModelWeights& weights() const { return *weights_; }
   DType dtype() const { return dtype_; }  // of the activations
 
-  // Appends the tokens to the cache and returns the logits of the last `last` of them, f32 [last, V].
-  Tensor forward(Context& ctx, std::span<const std::int32_t> ids, KvCache& cache, Index last = 1,
-                 const RoutingProbe& probe = {}, const RoutingOverrides* overrides = nullptr) const;
+  // Pages for sequences of so many tokens in all (and to the end of the last page).
+  std::shared_ptr<KvPool> make_kv_pool(Index tokens, DType dtype) const;
+
+  // Runs a batch through the blocks and returns the residual stream after the last, f32 [T, D]. Sequences of a pool are
+  // longer afterwards; when a pass fails, they are as they were. `saved`: for training, with a batch without a pool.
+  Tensor forward(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks = {}, ForwardSaved* saved = nullptr) const;
+  // forward(), then the last norm and the head for the rows that the slices ask for: f32 [batch.all_logits(), V].
+  Tensor logits(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks = {}) const;
 
   // ids and targets hold sequences of `sequence_length` one after another. The gradients are those of
   // loss_scale * sum of the losses + aux_scale * sum of the balance losses, added to grads. With recompute only the
@@ -50,23 +66,15 @@ class Transformer {
 
   // The loss alone; token_losses f32 [B * S] holds that of each position, 0 where it has no target.
   LossResult losses(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
-                    Index sequence_length, Tensor& token_losses, const LayerProbe& probe = {}) const;
+                    Index sequence_length, Tensor& token_losses, const PassHooks& hooks = {}) const;
 
  private:
-  Tensor embed(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
-               Index sequence_length) const;
-  std::shared_ptr<const ops::RopeTable> rope(Index length) const;
-
   // Behind pointers, since the blocks refer to them and a Transformer may be moved.
   std::unique_ptr<ModelConfig> config_;
   std::unique_ptr<ModelWeights> weights_;
   DType dtype_;
+  ops::Rope rope_;
   std::vector<Block> blocks_;
-
-  // Rotations are the same for every text unless they are scaled by its length: made once, and again when a text
-  // is longer than any before.
-  struct RopeCache;
-  std::unique_ptr<RopeCache> rope_;
 };
 
 }  // namespace dsmoe

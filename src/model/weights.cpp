@@ -98,6 +98,12 @@ ModelTensors own_tensors(const ModelConfig& c, DType dtype, bool gradients) {
 
 }  // namespace
 
+MoeGradients LayerTensors::moe_gradients() const {
+  MoeGradients grads;
+  grads.gate = gate, grads.experts = experts;
+  return grads;
+}
+
 TensorView ModelTensors::view(const Parameter& p) const {
   const LayerTensors* const layer = layer_of(*this, p);
   return in_experts(p.kind) ? expert_view(*layer, p) : TensorView(tensor_of(*this, layer, p));

@@ -25,7 +25,9 @@ struct LayerTensors {
   Tensor gate, gate_bias;  // the router of a MoE layer
   Experts experts;         // S + E of a MoE layer, shared ones first; the one of a dense layer
 
-  MoeWeights moe() const { return {gate, gate_bias, experts}; }  // the same memory
+  // What MoeLayer takes: the same memory.
+  MoeWeights moe() const { return {gate, gate_bias, experts}; }
+  MoeGradients moe_gradients() const;
 };
 
 struct ModelTensors {

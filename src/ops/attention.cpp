@@ -1,6 +1,9 @@
 #include "ops/attention.h"
 
+#include <algorithm>
+
 #include "core/fail.h"
+#include "ops/backend.h"
 
 namespace dsmoe::ops {
 
@@ -18,29 +21,63 @@ void check(const char* op, const char* name, const Tensor& x, DType dtype, Index
           to_string(x.dtype()), x.shape(), to_string(dtype), rows, columns);
 }
 
+Index rows_of(const Tensor& x) { return x.rank() > 0 ? x.dim(0) : 0; }
+
+// Slices that follow one another over `tokens` rows, with tiles inside a cache of `capacity` rows.
+void check_slices(const char* op, Slices slices, Index tokens, Index capacity) {
+  Index row = 0;
+  for (const Slice& s : slices) {
+    require(s.first_row == row && s.rows >= 0 && s.rows <= tokens - row,
+            "[{}] a slice of {} rows from row {} does not follow on row {} of {}", op, s.rows, s.first_row, row, tokens);
+    require(s.first_position >= 0, "[{}] a slice begins at position {}, expected 0 or more", op, s.first_position);
+    row += s.rows;
+    const Index tiles = Slice::tiles_of(s.length());
+    require(static_cast<Index>(s.tiles.size()) >= tiles, "[{}] {} tokens from position {} need {} tiles, the slice has {}",
+            op, s.rows, s.first_position, tiles, s.tiles.size());
+    for (Index i = 0; i < tiles; ++i) {
+      const Index first = s.tiles[static_cast<std::size_t>(i)],
+                  keys = std::min(kAttentionTile, s.length() - i * kAttentionTile);
+      require(first >= 0 && first <= capacity - keys, "[{}] {} tokens from row {} do not fit a cache of {} rows", op, keys,
+              first, capacity);
+    }
+  }
+  require(row == tokens, "[{}] the slices have {} rows, the batch {}", op, row, tokens);
+}
+
 }  // namespace
 
-void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
-               Index first_position, Tensor& out, Tensor* lse) {
+void store_rows(Context& ctx, const Tensor& rows, Slices slices, Tensor& cache) {
+  constexpr const char* kOp = "store_rows";
+  require(rows.rank() == 2, "[{}] the rows are {}, expected [tokens, width]", kOp, rows.shape());
+  check(kOp, "cache", cache, cache.dtype(), rows_of(cache), rows.dim(1));
+  check_slices(kOp, slices, rows.dim(0), cache.dim(0));
+  on_backend(
+      ctx, [&] { ref::store_rows(rows, slices, cache); }, [&] { cpu::store_rows(ctx, rows, slices, cache); },
+      not_on_cuda(kOp));
+}
+
+void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, Slices slices,
+               Tensor& out, Tensor* lse) {
   constexpr const char* kOp = "attention";
   check_shape(kOp, shape);
-  const Index tokens = q.rank() > 0 ? q.dim(0) : 0, capacity = k_cache.rank() > 0 ? k_cache.dim(0) : 0;
+  const Index tokens = rows_of(q), capacity = rows_of(k);
   check(kOp, "q", q, q.dtype(), tokens, shape.heads * shape.head_dim);
-  check(kOp, "k_cache", k_cache, q.dtype(), capacity, shape.kv_heads * shape.head_dim);
-  check(kOp, "v_cache", v_cache, q.dtype(), capacity, shape.kv_heads * shape.head_dim);
+  check(kOp, "k", k, q.dtype(), capacity, shape.kv_heads * shape.head_dim);
+  check(kOp, "v", v, q.dtype(), capacity, shape.kv_heads * shape.head_dim);
   check(kOp, "out", out, q.dtype(), tokens, shape.heads * shape.head_dim);
   if (lse) check(kOp, "lse", *lse, DType::kF32, shape.heads, tokens);
-  require(first_position >= 0 && first_position <= capacity - tokens,
-          "[attention] {} tokens from position {} do not fit a cache of {}", tokens, first_position, capacity);
-  ctx.backend() == Backend::kRef ? ref::attention(shape, q, k_cache, v_cache, first_position, out, lse)
-                                 : cpu::attention(ctx, shape, q, k_cache, v_cache, first_position, out, lse);
+  check_slices(kOp, slices, tokens, capacity);
+  on_backend(
+      ctx, [&] { ref::attention(shape, q, k, v, slices, out, lse); },
+      [&] { cpu::attention(ctx, shape, q, k, v, slices, out, lse); }, not_on_cuda(kOp));
 }
 
 void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv) {
+                        Slices slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dk,
+                        Tensor& dv) {
   constexpr const char* kOp = "attention_backward";
   check_shape(kOp, shape);
-  const Index tokens = q.rank() > 0 ? q.dim(0) : 0, width = shape.heads * shape.head_dim;
+  const Index tokens = rows_of(q), width = shape.heads * shape.head_dim;
   const Index kv_width = shape.kv_heads * shape.head_dim;
   check(kOp, "q", q, q.dtype(), tokens, width);
   check(kOp, "k", k, q.dtype(), tokens, kv_width);
@@ -51,8 +88,17 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor&
   check(kOp, "dq", dq, DType::kF32, tokens, width);
   check(kOp, "dk", dk, DType::kF32, tokens, kv_width);
   check(kOp, "dv", dv, DType::kF32, tokens, kv_width);
-  ctx.backend() == Backend::kRef ? ref::attention_backward(shape, q, k, v, dout, dq, dk, dv)
-                                 : cpu::attention_backward(ctx, shape, q, k, v, out, lse, dout, dq, dk, dv);
+  check_slices(kOp, slices, tokens, tokens);
+  for (const Slice& s : slices) {
+    require(s.first_position == 0, "[{}] a slice begins at position {}, expected whole sequences", kOp, s.first_position);
+    for (Index i = 0; i < Slice::tiles_of(s.rows); ++i)
+      require(s.tiles[static_cast<std::size_t>(i)] == s.first_row + i * kAttentionTile,
+              "[{}] tile {} of the slice from row {} begins at row {}, expected the rows of the slice itself", kOp, i,
+              s.first_row, s.tiles[static_cast<std::size_t>(i)]);
+  }
+  on_backend(
+      ctx, [&] { ref::attention_backward(shape, q, k, v, slices, dout, dq, dk, dv); },
+      [&] { cpu::attention_backward(ctx, shape, q, k, v, slices, out, lse, dout, dq, dk, dv); }, not_on_cuda(kOp));
 }
 
 }  // namespace dsmoe::ops

@@ -1,14 +1,16 @@
-// Causal attention over a cache of keys and values. T queries, H heads of which H / KVH neighbours share one head
-// of keys and values. All tensors have one dtype (f32 or bf16) unless said otherwise.
+// Causal attention over cached keys and values, for all sequences of a batch at once. T queries, H heads of which
+// H / KVH neighbours share one head of keys and values. All tensors have one dtype (f32 or bf16) unless said otherwise.
 //
 // No T x T matrix per head: keys are taken in tiles at fixed positions, the softmax of each tile is computed on
-// its own and the tiles are put together in order. So a query's bits depend on its own keys and values alone, and
-// are the same whether a text comes in one go, in chunks or token by token. (As long as all values are finite: 0
-// times the infinity of a later token, which the mask hides, is NaN.)
+// its own and the tiles are put together in order. So a query's bits depend on its own keys and values alone: they
+// are the same whether a text comes in one go, in chunks or token by token, alone or beside other sequences, and
+// wherever its tiles are stored. (As long as all values are finite: 0 times the infinity of a later token, which the mask
+// hides, is NaN.)
 #pragma once
 
 #include "dsmoe/context.h"
 #include "dsmoe/tensor.h"
+#include "ops/slice.h"
 
 namespace dsmoe::ops {
 
@@ -19,29 +21,41 @@ struct AttentionShape {
   float scale = 1.0f;  // of the scores before the softmax, over 0: 1 / sqrt(head_dim)
 };
 
-// Query i, at position first_position + i, attends to rows [0, first_position + i] of the caches.
-// q, out [T, H * head_dim], k_cache, v_cache [at least first_position + T, KVH * head_dim].
-// lse (optional) [H, T] f32: log of the sum of e^score, for the gradient.
-void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
-               Index first_position, Tensor& out, Tensor* lse = nullptr);
+using Slices = std::span<const Slice>;
 
-// The gradient of attention() over one sequence from position 0: q, k, v, out, lse as there (k and v [T, KVH *
-// head_dim]), dout [T, H * head_dim]. dq, dk, dv are f32 in the shapes of q, k, v, and overwritten.
+// Writes the rows of a batch, [T, N] f32 or bf16, to the places of their positions in `cache` (another f32 or bf16
+// [tokens, N]): position p of a slice goes to row tiles[p / kAttentionTile] + p % kAttentionTile.
+void store_rows(Context& ctx, const Tensor& rows, Slices slices, Tensor& cache);
+
+// The query at position p of a sequence attends to the keys and values at positions [0, p] of that sequence. The slices
+// follow one another and cover all rows of q. q, out [T, H * head_dim]; k, v [tokens, KVH * head_dim], of which only the
+// tiles of the slices are read, up to their lengths. lse (optional) [H, T] f32: log of the sum of e^score, for the
+// gradient.
+void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, Slices slices,
+               Tensor& out, Tensor* lse = nullptr);
+
+// The gradient of attention() over whole sequences whose keys and values are in the batch: every slice is from position
+// 0, with tiles first_row + i * kAttentionTile. q, k, v, out, lse as there (k and v [T, KVH * head_dim]), dout [T, H *
+// head_dim]. dq, dk, dv are f32 in the shapes of q, k, v, and overwritten.
 void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv);
+                        Slices slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dk,
+                        Tensor& dv);
 
 namespace ref {
-void attention(const AttentionShape& shape, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
-               Index first_position, Tensor& out, Tensor* lse);
-void attention_backward(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
-                        Tensor& dq, Tensor& dk, Tensor& dv);
+void store_rows(const Tensor& rows, Slices slices, Tensor& cache);
+void attention(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, Slices slices, Tensor& out,
+               Tensor* lse);
+void attention_backward(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, Slices slices,
+                        const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv);
 }  // namespace ref
 
 namespace cpu {
-void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
-               Index first_position, Tensor& out, Tensor* lse);
+void store_rows(Context& ctx, const Tensor& rows, Slices slices, Tensor& cache);
+void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, Slices slices,
+               Tensor& out, Tensor* lse);
 void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv);
+                        Slices slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dk,
+                        Tensor& dv);
 }  // namespace cpu
 
 }  // namespace dsmoe::ops

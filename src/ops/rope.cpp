@@ -1,60 +1,76 @@
 #include "ops/rope.h"
 
 #include <cmath>
-#include <vector>
 
 #include "core/fail.h"
+#include "ops/backend.h"
 
 namespace dsmoe::ops {
 
-RopeTable make_rope_table(Index head_dim, double theta, const RopeScaling& scaling, Index max_position_embeddings,
-                          Index length) {
+Rope::Rope(Index head_dim, double theta, const RopeScaling& scaling, Index max_position_embeddings)
+    : head_dim_(head_dim), theta_(theta), scaling_(scaling), max_position_embeddings_(max_position_embeddings) {
   require(head_dim > 0 && head_dim % 2 == 0, "[rope] head_dim is {}, expected an even number over 0", head_dim);
   require(std::isfinite(theta) && theta > 0, "[rope] theta is {}, expected a number over 0", theta);
-  require(length >= 0, "[rope] the table's length is {}, expected 0 or more", length);
   require(scaling.type == RopeScalingType::kNone || (std::isfinite(scaling.factor) && scaling.factor >= 1),
           "[rope] the scaling factor is {}, expected 1 or more", scaling.factor);
-  const auto dim = static_cast<double>(head_dim);
-  if (scaling.type == RopeScalingType::kDynamic && length > max_position_embeddings) {
-    require(max_position_embeddings > 0 && head_dim > 2,
-            "[rope] dynamic scaling needs head_dim over 2 and max_position_embeddings over 0, got {} and {}", head_dim,
-            max_position_embeddings);
-    const double stretch =
-        scaling.factor * static_cast<double>(length) / static_cast<double>(max_position_embeddings) - (scaling.factor - 1);
-    theta *= std::pow(stretch, dim / (dim - 2));
-  }
-  // Rounded to f32 where the reference does: the exponent, the power, its inverse, and the angle.
-  const Index half = head_dim / 2;
-  std::vector<float> inverse(static_cast<std::size_t>(half));
-  for (Index i = 0; i < half; ++i) {
-    const auto exponent = static_cast<float>(static_cast<double>(2 * i) / dim);
-    inverse[static_cast<std::size_t>(i)] = 1.0f / static_cast<float>(std::pow(theta, static_cast<double>(exponent)));
-  }
-  RopeTable table{Tensor(DType::kF32, {length, half}), Tensor(DType::kF32, {length, half})};
-  float *const cos = table.cos.data<float>(), *const sin = table.sin.data<float>();
-  const float divisor = scaling.type == RopeScalingType::kLinear ? static_cast<float>(scaling.factor) : 1.0f;
-  for (Index p = 0; p < length; ++p) {
-    const float position = static_cast<float>(p) / divisor;
-    for (Index i = 0; i < half; ++i) {
-      const double angle = position * inverse[static_cast<std::size_t>(i)];  // the product is f32
-      cos[p * half + i] = static_cast<float>(std::cos(angle));
-      sin[p * half + i] = static_cast<float>(std::sin(angle));
-    }
-  }
-  return table;
+  frequencies_ = frequencies_of(theta);
 }
 
-void apply_rope(Context& ctx, Tensor& x, const RopeTable& table, std::span<const std::int32_t> positions, bool inverse) {
-  const auto tokens = static_cast<Index>(positions.size());
-  require(x.rank() >= 2 && x.dim(0) == tokens && (tokens == 0 || x.numel() / tokens % table.head_dim() == 0),
-          "[rope] x is {}, expected {} tokens with heads of {}", x.shape(), tokens, table.head_dim());
-  for (Index t = 0; t < tokens; ++t) {
-    const std::int32_t position = positions[static_cast<std::size_t>(t)];
-    require(0 <= position && position < table.positions(), "[rope] token {} has position {}, the table ends at {}", t,
-            position, table.positions());
+std::vector<float> Rope::frequencies_of(double theta) const {
+  // Rounded to f32 where the reference does: the exponent, the power, its inverse, and (below) the angle.
+  const auto dim = static_cast<double>(head_dim_);
+  std::vector<float> out;
+  for (Index i = 0; i < head_dim_ / 2; ++i) {
+    const auto exponent = static_cast<float>(static_cast<double>(2 * i) / dim);
+    out.push_back(1.0f / static_cast<float>(std::pow(theta, static_cast<double>(exponent))));
   }
-  ctx.backend() == Backend::kRef ? ref::apply_rope(x, table, positions, inverse)
-                                 : cpu::apply_rope(ctx, x, table, positions, inverse);
+  return out;
+}
+
+std::vector<float> Rope::frequencies(Index length) const {
+  if (!scaled_by(length)) return frequencies_;
+  require(max_position_embeddings_ > 0 && head_dim_ > 2,
+          "[rope] dynamic scaling needs head_dim over 2 and max_position_embeddings over 0, got {} and {}", head_dim_,
+          max_position_embeddings_);
+  const auto dim = static_cast<double>(head_dim_);
+  const double stretch =
+      scaling_.factor * static_cast<double>(length) / static_cast<double>(max_position_embeddings_) - (scaling_.factor - 1);
+  return frequencies_of(theta_ * std::pow(stretch, dim / (dim - 2)));
+}
+
+void Rope::turn(Index position, std::span<const float> frequencies, float* cos, float* sin) const {
+  const float divisor = scaling_.type == RopeScalingType::kLinear ? static_cast<float>(scaling_.factor) : 1.0f;
+  const float place = static_cast<float>(position) / divisor;
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    const double angle = place * frequencies[i];  // the product is f32
+    cos[i] = static_cast<float>(std::cos(angle));
+    sin[i] = static_cast<float>(std::sin(angle));
+  }
+}
+
+RopeAngles rope_angles(Context& ctx, const Rope& rope, std::span<const Slice> slices) {
+  Index rows = 0;
+  for (const Slice& s : slices) {
+    require(s.first_row == rows && s.rows >= 0 && s.first_position >= 0,
+            "[rope] a slice of {} rows at position {} begins at row {}, expected row {}", s.rows, s.first_position,
+            s.first_row, rows);
+    rows += s.rows;
+  }
+  const Shape shape{rows, rope.head_dim() / 2};
+  RopeAngles angles{ctx.empty(DType::kF32, shape), ctx.empty(DType::kF32, shape)};
+  on_backend(
+      ctx, [&] { ref::rope_angles(rope, slices, angles); }, [&] { cpu::rope_angles(ctx, rope, slices, angles); },
+      not_on_cuda("rope_angles"));
+  return angles;
+}
+
+void apply_rope(Context& ctx, Tensor& x, const RopeAngles& angles, bool inverse) {
+  const Index tokens = angles.rows();
+  require(x.rank() >= 2 && x.dim(0) == tokens && (tokens == 0 || x.numel() / tokens % angles.head_dim() == 0),
+          "[rope] x is {}, expected {} tokens with heads of {}", x.shape(), tokens, angles.head_dim());
+  on_backend(
+      ctx, [&] { ref::apply_rope(x, angles, inverse); }, [&] { cpu::apply_rope(ctx, x, angles, inverse); },
+      not_on_cuda("apply_rope"));
 }
 
 }  // namespace dsmoe::ops

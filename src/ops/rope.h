@@ -1,38 +1,64 @@
 // Rotary position embedding: element i of a head and element i + head_dim / 2 are turned together by the angle
-// position * theta^(-2 i / head_dim).
+// position * theta^(-2 i / head_dim). Angles are computed for the positions of a batch, row by row.
 #pragma once
 
-#include <cstdint>
 #include <span>
+#include <vector>
 
 #include "dsmoe/context.h"
 #include "dsmoe/rope_scaling.h"
 #include "dsmoe/tensor.h"
+#include "ops/slice.h"
 
 namespace dsmoe::ops {
 
-struct RopeTable {
-  Tensor cos, sin;  // [positions, head_dim / 2] f32
+// How a model turns. Linear scaling divides positions by the factor. Dynamic scaling stretches theta for a sequence that
+// is longer than max_position_embeddings, by its length.
+class Rope {
+ public:
+  Rope(Index head_dim, double theta, const RopeScaling& scaling, Index max_position_embeddings);
 
-  Index positions() const { return cos.dim(0); }
+  Index head_dim() const { return head_dim_; }
+  bool scaled_by(Index length) const {  // whether a sequence of this length has frequencies of its own
+    return scaling_.type == RopeScalingType::kDynamic && length > max_position_embeddings_;
+  }
+  std::vector<float> frequencies(Index length) const;  // [head_dim / 2]
+  // The cosines and sines of one position, [head_dim / 2] each.
+  void turn(Index position, std::span<const float> frequencies, float* cos, float* sin) const;
+
+ private:
+  std::vector<float> frequencies_of(double theta) const;
+
+  Index head_dim_;
+  double theta_;
+  RopeScaling scaling_;
+  Index max_position_embeddings_;
+  std::vector<float> frequencies_;  // of sequences that are not stretched
+};
+
+struct RopeAngles {
+  Tensor cos, sin;  // [T, head_dim / 2] f32
+
+  Index rows() const { return cos.dim(0); }
   Index head_dim() const { return 2 * cos.dim(1); }
 };
 
-// Positions [0, length). Linear scaling divides positions by the factor. Dynamic scaling stretches theta when
-// `length` is over max_position_embeddings, so the table of a longer text turns its first positions otherwise, too.
-RopeTable make_rope_table(Index head_dim, double theta, const RopeScaling& scaling, Index max_position_embeddings,
-                          Index length);
+// For the rows of a batch. A slice's frequencies are those of its sequence's length after these rows. So with dynamic
+// scaling, past max_position_embeddings, a later pass turns by other frequencies than an earlier one, and keys that are in
+// the cache keep the angles that they were stored with.
+RopeAngles rope_angles(Context& ctx, const Rope& rope, std::span<const Slice> slices);
 
-// Turns x [T, H, head_dim] (or [T, H * head_dim]; f32 or bf16) in place, token t by the angles of positions[t].
+// Turns x [T, H, head_dim] (or [T, H * head_dim]; f32 or bf16) in place, row t by row t of the angles.
 // inverse turns back, which is also the gradient: d(before) from d(after).
-void apply_rope(Context& ctx, Tensor& x, const RopeTable& table, std::span<const std::int32_t> positions,
-                bool inverse = false);
+void apply_rope(Context& ctx, Tensor& x, const RopeAngles& angles, bool inverse = false);
 
 namespace ref {
-void apply_rope(Tensor& x, const RopeTable& table, std::span<const std::int32_t> positions, bool inverse);
-}
+void rope_angles(const Rope& rope, std::span<const Slice> slices, RopeAngles& angles);
+void apply_rope(Tensor& x, const RopeAngles& angles, bool inverse);
+}  // namespace ref
 namespace cpu {
-void apply_rope(Context& ctx, Tensor& x, const RopeTable& table, std::span<const std::int32_t> positions, bool inverse);
-}
+void rope_angles(Context& ctx, const Rope& rope, std::span<const Slice> slices, RopeAngles& angles);
+void apply_rope(Context& ctx, Tensor& x, const RopeAngles& angles, bool inverse);
+}  // namespace cpu
 
 }  // namespace dsmoe::ops

@@ -176,9 +176,10 @@ void Trainer::fail_not_finite(std::span<const Batch> passes, const std::string& 
     Tensor losses(DType::kF32, {static_cast<Index>(b.ids.size())});
     Index layer = -2;
     try {
-      model_.losses(ctx_, b.ids, b.targets, b.length, losses, [&](Index l, const Tensor& x) {
+      const LayerProbe probe = [&](Index l, const Tensor& x) {
         if (layer == -2 && !finite(x)) layer = l;
-      });
+      };
+      model_.losses(ctx_, b.ids, b.targets, b.length, losses, {.layer = probe});
     } catch (const Error& error) {
       if (layer == -2) where = error.what();  // a gate's message names its layer
     }

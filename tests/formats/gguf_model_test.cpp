@@ -14,6 +14,7 @@
 #include "io/gguf_writer.h"
 #include "io/io_test_support.h"
 #include "ops/mixed.h"
+#include "support/run_model.h"
 #include "support/tolerance.h"
 
 namespace dsmoe {
@@ -250,8 +251,7 @@ TEST_F(GgufModel, BiasesOfQueryKeyAndValueAreRead) {
       });
   const Transformer model = load_model(path);
   EXPECT_TRUE(model.config().attention_bias);
-  KvCache cache(model.config(), 4, DType::kF32);
-  EXPECT_EQ(model.forward(ctx_, std::vector<std::int32_t>{1, 2}, cache).dim(1), 50);
+  EXPECT_EQ(test::logits_of(ctx_, model, std::vector<std::int32_t>{1, 2}).dim(1), 50);
 }
 
 TEST_F(GgufModel, TheSameLogitsAsFromAFolder) {
@@ -265,8 +265,7 @@ TEST_F(GgufModel, TheSameLogitsAsFromAFolder) {
     const auto logits = [&](const std::filesystem::path& path, Storage storage) {
       const Transformer model = load_model(path, {}, {storage});
       EXPECT_EQ(model.dtype(), dtype);
-      KvCache cache(model.config(), 16, dtype);
-      return model.forward(ctx_, ids, cache, 9);
+      return test::logits_of(ctx_, model, ids);
     };
     const Tensor want = logits(folder, Storage::kMapped);
     const auto file = write(c, to_string(dtype), &w);
@@ -397,8 +396,7 @@ TEST_P(LlamaGolden, Logits) {
   const double limit = name == "f32" ? 1e-4 : 1.5 * 2 * 0.0064 * std::sqrt(4 * layers + 1);
 
   Context ctx(2);
-  KvCache cache(model.config(), tokens, DType::kF32);
-  const Tensor logits = model.forward(ctx, ids, cache, tokens);
+  const Tensor logits = test::logits_of(ctx, model, ids);
   const auto distance = [&](Index t, Index other) {
     double difference = 0, norm = 0;
     for (Index v = 0; v < vocab; ++v) {

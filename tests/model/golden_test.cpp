@@ -6,6 +6,7 @@
 #include "formats/model_source.h"
 #include "io/safetensors.h"
 #include "model/transformer.h"
+#include "support/run_model.h"
 #include "support/tolerance.h"
 
 namespace dsmoe {
@@ -28,15 +29,7 @@ class ModelGolden : public ::testing::TestWithParam<std::filesystem::path> {};
 
 // Logits of one sequence, fed in pieces of `chunk` tokens. [T, V]
 Tensor logits_of(Context& ctx, const Transformer& model, std::span<const std::int32_t> ids, Index chunk) {
-  const auto tokens = static_cast<Index>(ids.size());
-  Tensor all(DType::kF32, {tokens, model.config().vocab_size});
-  KvCache cache(model.config(), tokens, model.dtype());
-  for (Index t = 0; t < tokens; t += chunk) {
-    const Index n = std::min(chunk, tokens - t);
-    const Tensor part = model.forward(ctx, ids.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache, n);
-    std::memcpy(all.rows(t, t + n).raw_mutable(), part.raw(), part.bytes());
-  }
-  return all;
+  return test::logits_of(ctx, model, ids, chunk, model.dtype());
 }
 
 TEST_P(ModelGolden, Logits) {
@@ -66,7 +59,8 @@ TEST_P(ModelGolden, TheSameBitsForAnyNumberOfThreads) {
   const Tensor ids = golden.tensor("input_ids").rows(0, 1);
   const Transformer model = load_model(GetParam());
   Context one(1), two(2);
-  EXPECT_TRUE(test::same_bits(logits_of(one, model, ids.span<std::int32_t>(), 100), logits_of(two, model, ids.span<std::int32_t>(), 100)));
+  EXPECT_TRUE(test::same_bits(logits_of(one, model, ids.span<std::int32_t>(), 100),
+                              logits_of(two, model, ids.span<std::int32_t>(), 100)));
 }
 
 TEST_P(ModelGolden, LossAndGradients) {
@@ -78,9 +72,8 @@ TEST_P(ModelGolden, LossAndGradients) {
   for (const std::int32_t t : targets.span<std::int32_t>()) count += t >= 0;
   ModelGradients grads = zero_gradients(model.config());
   Context ctx(2);
-  const LossResult loss =
-      model.loss_and_gradients(ctx, ids.span<std::int32_t>(), targets.span<std::int32_t>(), ids.dim(1),
-                               static_cast<float>(1.0 / static_cast<double>(count)), 1.0f, grads);
+  const LossResult loss = model.loss_and_gradients(ctx, ids.span<std::int32_t>(), targets.span<std::int32_t>(), ids.dim(1),
+                                                   static_cast<float>(1.0 / static_cast<double>(count)), 1.0f, grads);
   EXPECT_EQ(loss.count, count);
   EXPECT_NEAR(loss.mean(), test::value(golden.tensor("loss"), 0), 1e-5 * loss.mean());
   EXPECT_NEAR(loss.balance.total(), test::value(golden.tensor("aux_loss"), 0), 1e-5 * (1 + loss.balance.total()));
@@ -95,14 +88,14 @@ TEST_P(ModelGolden, GreedyContinuation) {
   const Transformer model = load_model(GetParam());
   Context ctx(2);
   for (Index b = 0; b < ids.dim(0); ++b) {
-    KvCache cache(model.config(), ids.dim(1) + want.dim(1), DType::kF32);
+    KvSequence sequence(model.make_kv_pool(ids.dim(1) + want.dim(1), DType::kF32));
     const Tensor row = ids.rows(b, b + 1);
-    Tensor logits = model.forward(ctx, row.span<std::int32_t>(), cache);
+    Tensor logits = model.logits(ctx, ForwardBatch::of(ctx, sequence, row.span<std::int32_t>()));
     for (Index i = 0; i < want.dim(1); ++i) {
       const auto l = std::as_const(logits).span<float>();
       const auto best = static_cast<std::int32_t>(std::max_element(l.begin(), l.end()) - l.begin());
       ASSERT_EQ(best, want.data<std::int32_t>()[b * want.dim(1) + i]) << "sequence " << b << ", step " << i;
-      logits = model.forward(ctx, std::span(&best, 1), cache);
+      logits = model.logits(ctx, ForwardBatch::of(ctx, sequence, std::span(&best, 1)));
     }
   }
 }
@@ -110,17 +103,19 @@ TEST_P(ModelGolden, GreedyContinuation) {
 INSTANTIATE_TEST_SUITE_P(Folders, ModelGolden, ::testing::ValuesIn(folders()),
                          [](const auto& folder) { return folder.param.filename().string(); });
 
-// Rotations are kept between calls: what another length left behind must not be used.
-TEST(ModelRopeCache, EveryLengthHasItsOwnRotations) {
+// What another length left behind in a model must not be used.
+TEST(ModelRope, EveryLengthHasItsOwnRotations) {
   const std::filesystem::path folder = DSMOE_TEST_DATA "/model/golden/rope_dynamic";
   const auto golden = io::SafetensorsFile::open(folder / "golden.safetensors");
   const Tensor row = golden.tensor("input_ids").rows(0, 1);
   const auto ids = row.span<std::int32_t>();
   const Transformer used = load_model(folder);
   Context ctx(1);
-  for (const std::size_t length : {std::size_t{21}, std::size_t{5}, std::size_t{12}, std::size_t{21}, std::size_t{8}, std::size_t{20}}) {
+  for (const std::size_t length :
+       {std::size_t{21}, std::size_t{5}, std::size_t{12}, std::size_t{21}, std::size_t{8}, std::size_t{20}}) {
     const Transformer fresh = load_model(folder);
-    EXPECT_TRUE(test::same_bits(logits_of(ctx, used, ids.first(length), 100), logits_of(ctx, fresh, ids.first(length), 100)))
+    EXPECT_TRUE(
+        test::same_bits(logits_of(ctx, used, ids.first(length), 100), logits_of(ctx, fresh, ids.first(length), 100)))
         << length;
   }
 }

@@ -8,6 +8,7 @@
 #include "model/transformer.h"
 #include "ops/quantize.h"
 #include "support/expect_error.h"
+#include "support/run_model.h"
 #include "support/tolerance.h"
 
 namespace dsmoe {
@@ -45,18 +46,7 @@ ModelWeights quantized(const ModelConfig& config, DType dtype, Context& ctx) {
   return listed_weights(config, parameters, std::move(tensors));
 }
 
-Tensor logits_of(Context& ctx, const Transformer& model, std::span<const std::int32_t> ids, Index chunk,
-                 DType cache_dtype) {
-  const auto tokens = static_cast<Index>(ids.size());
-  Tensor all(DType::kF32, {tokens, model.config().vocab_size});
-  KvCache cache(model.config(), tokens, cache_dtype);
-  for (Index t = 0; t < tokens; t += chunk) {
-    const Index n = std::min(chunk, tokens - t);
-    const Tensor part = model.forward(ctx, ids.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache, n);
-    std::memcpy(all.rows(t, t + n).raw_mutable(), part.raw(), part.bytes());
-  }
-  return all;
-}
+using test::logits_of;
 
 class QuantizedModel : public ::testing::TestWithParam<DType> {
  protected:

@@ -4,6 +4,9 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
+#include <memory>
+#include <vector>
 
 #include "support/expect_error.h"
 #include "support/finite_differences.h"
@@ -20,6 +23,20 @@ using test::random_tensor;
 AttentionShape shape_of(Index heads, Index kv_heads, Index dim) {
   return {heads, kv_heads, dim, 1 / std::sqrt(static_cast<float>(dim))};
 }
+
+// A sequence whose tiles lie one after another from a row on.
+struct OneSlice {
+  OneSlice(Index first_row, Index rows, Index first_position, Index cache_row) {
+    for (Index i = 0; i < ops::Slice::tiles_of(first_position + rows); ++i)
+      tiles.push_back(cache_row + i * ops::kAttentionTile);
+    slice = {first_row, rows, first_position, tiles};
+  }
+  OneSlice(const OneSlice&) = delete;
+  operator ops::Slices() const { return {&slice, 1}; }
+
+  std::vector<Index> tiles;
+  ops::Slice slice;
+};
 
 // A cache of `length` valid rows; the rows after them are NaN and must not be read.
 struct Case {
@@ -48,7 +65,7 @@ struct Case {
   // Queries [first, last).
   Result forward(Context& ctx, Index first, Index last) const {
     Result r{Tensor(q.dtype(), {last - first, q.dim(1)}), Tensor(DType::kF32, {shape.heads, last - first})};
-    ops::attention(ctx, shape, q.rows(first, last), k, v, first, r.out, &r.lse);
+    ops::attention(ctx, shape, q.rows(first, last), k, v, OneSlice(0, last - first, first, 0), r.out, &r.lse);
     return r;
   }
   std::array<Tensor, 3> backward(Context& ctx) const {
@@ -56,7 +73,8 @@ struct Case {
     const Result r = forward(ctx, 0, n);
     std::array<Tensor, 3> d{Tensor(DType::kF32, q.shape()), Tensor(DType::kF32, {n, k.dim(1)}),
                             Tensor(DType::kF32, {n, k.dim(1)})};
-    ops::attention_backward(ctx, shape, q, k.rows(0, n), v.rows(0, n), r.out, r.lse, dout, d[0], d[1], d[2]);
+    ops::attention_backward(ctx, shape, q, k.rows(0, n), v.rows(0, n), OneSlice(0, n, 0, 0), r.out, r.lse, dout, d[0], d[1],
+                            d[2]);
     return d;
   }
 };
@@ -193,24 +211,202 @@ TEST(OpsAttention, NoTokens) {
   EXPECT_EQ(c.backward(ctx)[0].numel(), 0);
 }
 
+// Sequences of a batch, with their tiles in any order in one cache; the cache's other rows are NaN.
+struct Batch {
+  AttentionShape shape;
+  std::vector<Case> alone;
+  std::vector<Index> before;  // tokens of each sequence that are in the cache already
+  std::vector<std::vector<Index>> tiles;
+  std::vector<ops::Slice> slices;
+  Tensor q, k, v;
+
+  Batch(DType type, AttentionShape s, test::Draw& draw, Index sequences) : shape(s) {
+    std::vector<Index> places;
+    Index rows = 0;
+    for (Index i = 0; i < sequences; ++i) {
+      before.push_back(draw(3) ? draw.between(0, 600) : 0);
+      const Index count = draw(2) ? draw.between(1, 3) : draw.between(0, 150);
+      alone.emplace_back(type, s, before.back() + count, 1000 + static_cast<std::uint64_t>(10 * i));
+      for (Index t = 0; t < ops::Slice::tiles_of(alone.back().length()); ++t)
+        places.push_back(static_cast<Index>(places.size()) * ops::kAttentionTile);
+      rows += count;
+    }
+    for (std::size_t i = places.size(); i > 1; --i)
+      std::swap(places[i - 1], places[static_cast<std::size_t>(draw(static_cast<Index>(i)))]);
+    const Index width = s.kv_heads * s.head_dim, all = static_cast<Index>(places.size()) * ops::kAttentionTile;
+    Tensor nothing(DType::kF32, {all, width});
+    std::fill_n(nothing.data<float>(), nothing.numel(), NAN);
+    k = nothing.to(type).clone(), v = nothing.to(type).clone(), q = Tensor(type, {rows, s.heads * s.head_dim});
+    rows = 0;
+    for (std::size_t i = 0; i < alone.size(); ++i) {
+      const Index length = alone[i].length(), count = length - before[i];
+      const auto own = static_cast<std::size_t>(ops::Slice::tiles_of(length));
+      tiles.emplace_back(places.end() - static_cast<std::ptrdiff_t>(own), places.end());
+      places.resize(places.size() - own);
+      slices.push_back({rows, count, before[i], tiles.back()});
+      Context ctx(1);
+      const ops::Slice whole{0, length, 0, tiles.back()};
+      ops::store_rows(ctx, alone[i].k.rows(0, length), {&whole, 1}, k);
+      ops::store_rows(ctx, alone[i].v.rows(0, length), {&whole, 1}, v);
+      if (count > 0)
+        std::memcpy(q.rows(rows, rows + count).raw_mutable(), alone[i].q.rows(before[i], length).raw(),
+                    q.rows(rows, rows + count).bytes());
+      rows += count;
+    }
+  }
+
+  Case::Result forward(Context& ctx) const {
+    Case::Result r{Tensor(q.dtype(), q.shape()), Tensor(DType::kF32, {shape.heads, q.dim(0)})};
+    ops::attention(ctx, shape, q, k, v, slices, r.out, &r.lse);
+    return r;
+  }
+};
+
+TEST(OpsAttention, ABatchHasTheBitsOfEachSequenceAlone) {
+  test::Draw draw(53);
+  Context three(3), one(1);
+  for (int round = 0; round < 8; ++round) {
+    const Batch b(round % 2 ? DType::kBF16 : DType::kF32, random_shape(draw), draw, draw.between(1, 6));
+    const auto got = b.forward(round % 3 ? three : one);
+    for (std::size_t i = 0; i < b.alone.size(); ++i) {
+      const ops::Slice& s = b.slices[i];
+      const auto want = b.alone[i].forward(one, s.first_position, s.length());
+      EXPECT_TRUE(test::same_bits(got.out.rows(s.first_row, s.first_row + s.rows), want.out)) << "sequence " << i;
+      for (Index h = 0; h < b.shape.heads; ++h)
+        for (Index t = 0; t < s.rows; ++t)
+          ASSERT_EQ(got.lse.data<float>()[h * b.q.dim(0) + s.first_row + t], want.lse.data<float>()[h * s.rows + t]);
+    }
+  }
+}
+
+TEST(OpsAttention, ABatchWithTilesInAnyOrderAgainstRef) {
+  test::Draw draw(54);
+  Context cpu(2), ref(1, Backend::kRef);
+  for (int round = 0; round < 4; ++round) {
+    const DType type = round % 2 ? DType::kBF16 : DType::kF32;
+    const Batch b(type, random_shape(draw), draw, 4);
+    const auto got = b.forward(cpu), want = b.forward(ref);
+    EXPECT_TRUE(test::close(got.out, want.out, 2 * limit(type, b.shape.head_dim + 750)));
+    EXPECT_TRUE(test::close(got.lse, want.lse, limit(DType::kF32, b.shape.head_dim + 750)));
+  }
+}
+
+// The negative control: two tiles of other contents change places, and the result shows it.
+TEST(OpsAttention, TheWrongTileIsSeen) {
+  for (const Index tokens : {1, 200}) {
+    const Case c(DType::kF32, shape_of(2, 1, 8), 512 + tokens, 5);
+    Context ctx(2);
+    const auto want = c.forward(ctx, 512, 512 + tokens);
+    const std::vector<Index> swapped = {256, 0, 512};
+    const ops::Slice slice{0, tokens, 512, swapped};
+    // Without positions in the keys, attention does not know the order of what it sees entirely; the last tile it does.
+    const std::vector<Index> last = {512 - 256, 0, 256};
+    const ops::Slice wrong{0, tokens, 512, last};
+    Tensor out(DType::kF32, want.out.shape());
+    const Tensor q = c.q.rows(512, 512 + tokens);
+    ops::attention(ctx, c.shape, q, c.k, c.v, {&slice, 1}, out);
+    EXPECT_TRUE(test::close(out, want.out, limit(DType::kF32, 512 + tokens)));
+    EXPECT_FALSE(test::same_bits(out, want.out)) << "tiles are put together in the order of the slice";
+    ops::attention(ctx, c.shape, q, c.k, c.v, {&wrong, 1}, out);
+    EXPECT_FALSE(test::close(out, want.out, 0.01));
+  }
+}
+
+TEST(OpsAttention, RowsGoToTheTilesOfTheirPositions) {
+  for (const Backend backend : {Backend::kCpu, Backend::kRef}) {
+    for (const DType to : {DType::kF32, DType::kBF16}) {
+      Context ctx(2, backend);
+      const Tensor rows = random_tensor(DType::kF32, {7, 6}, 1), want = rows.to(to);
+      Tensor cache = Tensor::zeros(to, {1024, 6});
+      const std::vector<Index> a = {512, 0}, b = {256};
+      const ops::Slice slices[] = {{0, 4, 254, a}, {4, 3, 0, b}};  // the first crosses into its second tile
+      ops::store_rows(ctx, rows, slices, cache);
+      const Index places[] = {512 + 254, 512 + 255, 0, 1, 256, 257, 258};
+      for (Index t = 0; t < 7; ++t)
+        EXPECT_TRUE(test::same_bits(cache.rows(places[t], places[t] + 1), want.rows(t, t + 1))) << t;
+      double rest = 0;
+      for (Index i = 0; i < cache.numel(); ++i) rest += test::value(cache, i) != 0;
+      EXPECT_EQ(rest, 7 * 6) << "and nothing else is written";
+    }
+  }
+}
+
+// Training: whole sequences one after another, of any lengths.
+TEST(OpsAttention, BackwardOverABatch) {
+  test::Draw draw(55);
+  for (int round = 0; round < 8; ++round) {
+    const DType type = round % 2 ? DType::kBF16 : DType::kF32;
+    const AttentionShape shape = round < 6 ? random_shape(draw) : shape_of(3, 1, 6);  // one head: fewer than threads
+    std::vector<std::unique_ptr<OneSlice>> owners;
+    std::vector<ops::Slice> slices;
+    Index rows = 0;
+    for (Index i = 0, n = round < 6 ? draw.between(1, 5) : 2; i < n; ++i) {
+      const Index length = round < 6 ? draw.between(i == 1 ? 0 : 1, 90) : 300;
+      owners.push_back(std::make_unique<OneSlice>(rows, length, 0, rows));
+      slices.push_back(owners.back()->slice);
+      rows += length;
+    }
+    const Case all(type, shape, rows, static_cast<std::uint64_t>(round));
+    const Tensor k = all.k.rows(0, rows), v = all.v.rows(0, rows);
+    const auto run = [&](Context& ctx) {
+      Tensor out(type, all.q.shape()), lse(DType::kF32, {shape.heads, rows});
+      ops::attention(ctx, shape, all.q, k, v, slices, out, &lse);
+      std::array<Tensor, 3> d{Tensor(DType::kF32, all.q.shape()), Tensor(DType::kF32, k.shape()),
+                              Tensor(DType::kF32, v.shape())};
+      ops::attention_backward(ctx, shape, all.q, k, v, slices, out, lse, all.dout, d[0], d[1], d[2]);
+      return d;
+    };
+    Context one(1), four(4), ref(1, Backend::kRef);
+    const auto got = run(four), other = run(one), want = run(ref);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_TRUE(test::same_bits(got[i], other[i])) << i;
+      EXPECT_TRUE(test::close(got[i], want[i], 3 * limit(type, 300 + shape.head_dim))) << i;
+    }
+    for (const ops::Slice& s : slices) {  // the bits of the sequence alone
+      Case alone = all;
+      const Index end = s.first_row + s.rows;
+      alone.q = all.q.rows(s.first_row, end), alone.dout = all.dout.rows(s.first_row, end);
+      alone.k = k.rows(s.first_row, end), alone.v = v.rows(s.first_row, end);
+      const auto single = alone.backward(one);
+      for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(got[i].rows(s.first_row, end), single[i])) << i;
+    }
+  }
+}
+
 TEST(OpsAttention, RefusesWhatDoesNotFit) {
   Context ctx(1);
   const Case c(DType::kF32, shape_of(4, 2, 4), 5, 1);  // a cache of 8
   Tensor out(DType::kF32, {5, 16}), lse(DType::kF32, {5, 4}), wrong(DType::kBF16, {5, 16}), kv(DType::kF32, {5, 8});
-  const auto run = [&](AttentionShape shape, const Tensor& q, Index first, Tensor& to, Tensor* l) {
-    return [&ctx, &c, shape, &q, first, &to, l] { ops::attention(ctx, shape, q, c.k, c.v, first, to, l); };
+  const auto run = [&](AttentionShape shape, const Tensor& q, const ops::Slice& slice, Tensor& to, Tensor* l) {
+    return [&ctx, &c, shape, &q, slice, &to, l] { ops::attention(ctx, shape, q, c.k, c.v, {&slice, 1}, to, l); };
   };
-  EXPECT_TRUE(testing::throws_error(run(c.shape, c.q, 4, out, nullptr), {"5 tokens", "position 4", "cache of 8"}));
-  EXPECT_TRUE(testing::throws_error(run(c.shape, c.q, -1, out, nullptr), {"position -1"}));
-  EXPECT_TRUE(testing::throws_error(run(c.shape, c.q, 0, wrong, nullptr), {"out is bf16"}));
-  EXPECT_TRUE(testing::throws_error(run(c.shape, c.q, 0, out, &lse), {"lse is f32 [5, 4]", "[4, 5]"}));
-  EXPECT_TRUE(testing::throws_error(run(shape_of(4, 3, 4), c.q, 0, out, nullptr), {"4 heads, 3 key/value heads"}));
-  EXPECT_TRUE(testing::throws_error(run(shape_of(2, 2, 4), c.q, 0, out, nullptr), {"q is f32 [5, 16]", "[5, 8]"}));
-  EXPECT_TRUE(testing::throws_error(run({4, 2, 4, 0.0f}, c.q, 0, out, nullptr), {"scale is 0"}));
-  Tensor good_lse(DType::kF32, {4, 5}), dq(DType::kF32, {5, 16}), dk(DType::kF32, {5, 8}), dv(DType::kF32, {5, 16});
-  EXPECT_TRUE(
-      testing::throws_error([&] { ops::attention_backward(ctx, c.shape, c.q, kv, kv, out, good_lse, c.dout, dq, dk, dv); },
-                            {"dv is f32 [5, 16]"}));
+  const std::vector<Index> first = {0}, later = {4}, negative = {-1};
+  const ops::Slice good{0, 5, 0, first};
+  const auto refuses = [&](const ops::Slice& slice, std::initializer_list<const char*> words) {
+    EXPECT_TRUE(testing::throws_error(run(c.shape, c.q, slice, out, nullptr), words));
+  };
+  refuses({0, 5, 4, first}, {"9 tokens", "row 0", "cache of 8"});
+  refuses({0, 5, 0, later}, {"5 tokens", "row 4", "cache of 8"});
+  refuses({0, 5, 0, negative}, {"row -1"});
+  refuses({0, 5, -1, first}, {"position -1"});
+  refuses({0, 5, 252, first}, {"need 2 tiles", "has 1"});
+  refuses({0, 4, 0, first}, {"slices have 4 rows", "batch 5"});
+  refuses({0, 6, 0, first}, {"6 rows", "of 5"});
+  refuses({1, 4, 0, first}, {"row 1", "follow"});
+  EXPECT_TRUE(testing::throws_error(run(c.shape, c.q, good, wrong, nullptr), {"out is bf16"}));
+  EXPECT_TRUE(testing::throws_error(run(c.shape, c.q, good, out, &lse), {"lse is f32 [5, 4]", "[4, 5]"}));
+  EXPECT_TRUE(testing::throws_error(run(shape_of(4, 3, 4), c.q, good, out, nullptr), {"4 heads, 3 key/value heads"}));
+  EXPECT_TRUE(testing::throws_error(run(shape_of(2, 2, 4), c.q, good, out, nullptr), {"q is f32 [5, 16]", "[5, 8]"}));
+  EXPECT_TRUE(testing::throws_error(run({4, 2, 4, 0.0f}, c.q, good, out, nullptr), {"scale is 0"}));
+  Tensor good_lse(DType::kF32, {4, 5}), dq(DType::kF32, {5, 16}), dk(DType::kF32, {5, 8}), dv(DType::kF32, {5, 8});
+  Tensor wide(DType::kF32, {5, 16}), cache(DType::kF32, {4, 8});
+  const auto backward = [&](ops::Slices slices, Tensor& to) {
+    return [&, slices] { ops::attention_backward(ctx, c.shape, c.q, kv, kv, slices, out, good_lse, c.dout, dq, dk, to); };
+  };
+  EXPECT_TRUE(testing::throws_error(backward({&good, 1}, wide), {"dv is f32 [5, 16]"}));
+  const ops::Slice two[] = {{0, 2, 0, first}, {2, 3, 0, first}};
+  EXPECT_TRUE(testing::throws_error(backward(two, dv), {"row 2", "begins at row 0", "the slice itself"}));
+  EXPECT_TRUE(testing::throws_error([&] { ops::store_rows(ctx, kv, {&good, 1}, cache); }, {"cache of 4"}));
 }
 
 }  // namespace

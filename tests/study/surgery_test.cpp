@@ -6,6 +6,7 @@
 #include "study/random_routing.h"
 #include "support/expect_error.h"
 #include "support/expert_tensors.h"
+#include "support/run_model.h"
 #include "support/tolerance.h"
 
 namespace dsmoe::study {
@@ -29,10 +30,10 @@ LoadedModel loaded(const ModelConfig& c, std::uint64_t seed, DType dtype = DType
 Tensor logits(const ModelConfig& config, const ModelWeights& weights, Index* routed = nullptr) {
   Context ctx(2);
   const Transformer model(config, weights);
-  KvCache cache(config, 32, DType::kF32);
-  return model.forward(ctx, kText, cache, static_cast<Index>(kText.size()), [&](Index, const Routing& r) {
+  const RoutingProbe probe = [&](Index, const Routing& r) {
     if (routed) *routed += r.experts.dim(0);
-  });
+  };
+  return test::logits_of(ctx, model, kText, static_cast<Index>(kText.size()), DType::kF32, {.routing = probe});
 }
 
 TEST(Upcycle, TheOutputIsThatOfTheDenseModel) {
@@ -142,14 +143,12 @@ TEST(Prune, ExpertsThatNobodyUsesAreNotMissed) {
   const Transformer model(c, m.weights);
   RoutingStudy study(RoutingShape::of(c));
   Recorder recorder(RoutingShape::of(c), [&](const RoutingBatch& b) { study.add(ctx, b); });
-  KvCache cache(c, 32, DType::kF32);
   const std::vector<std::int32_t> two = {3, 9};
   recorder.start(two, 0);
-  const Tensor want = model.forward(ctx, two, cache, 2, recorder.probe());
+  const Tensor want = test::logits_of(ctx, model, two, {.routing = recorder.probe()});
   const Surgery pruned = prune(m, most_used(study, 6));  // two tokens of three choices: at most six experts
   const Transformer smaller(pruned.config, pruned.weights());
-  KvCache fresh(c, 32, DType::kF32);
-  EXPECT_TRUE(test::close(smaller.forward(ctx, two, fresh, 2), want, 10 * test::limit(DType::kF32, 48)));
+  EXPECT_TRUE(test::close(test::logits_of(ctx, smaller, two), want, 10 * test::limit(DType::kF32, 48)));
 }
 
 TEST(Prune, RefusesTooFewAndUneven) {

@@ -2,6 +2,7 @@
 
 #include "ops/cpu/attention_rows.h"
 #include "ops/dispatch.h"
+#include "ops/elementwise.h"
 
 namespace dsmoe::ops::cpu {
 
@@ -40,17 +41,12 @@ struct Memory {
   }
 };
 
-// Where a tile begins in the keys or values of a head.
-Index tile_offset(Index tile, const Rows& rows, const AttentionShape& s) {
-  return (tile * kTile * s.kv_heads + rows.kv_head) * s.head_dim;
-}
-
 // to [rows, keys] = x · yᵀ, with x like q and y like k.
 template <class T>
 void times_tile(const KernelTable& kt, const AttentionShape& s, const Rows& rows, Index tile, const T* x, const T* y,
                 float* to, Memory<T>& m) {
   for (Index r = 0; r < rows.count(); ++r) m.a[r] = x + rows.offset(r, s);
-  list_lines(m.b, rows.keys(tile), y + tile_offset(tile, rows, s), s.kv_heads * s.head_dim);
+  list_lines(m.b, rows.keys(tile), y + rows.tile_offset(tile, s), s.kv_heads * s.head_dim);
   product<T>(kt, rows.count(), rows.keys(tile), s.head_dim, {m.a, Lines::kAlong}, {m.b, Lines::kAlong}, to, kTile, false,
              m.panels);
 }
@@ -60,7 +56,7 @@ template <class T>
 void mix_tile(const KernelTable& kt, const AttentionShape& s, const Rows& rows, Index tile, const T* x, const T* y,
               float* to, Memory<T>& m) {
   list_lines(m.a, rows.count(), x, kTile);
-  list_lines(m.b, rows.keys(tile), y + tile_offset(tile, rows, s), s.kv_heads * s.head_dim);
+  list_lines(m.b, rows.keys(tile), y + rows.tile_offset(tile, s), s.kv_heads * s.head_dim);
   product<T>(kt, rows.count(), s.head_dim, rows.keys(tile), {m.a, Lines::kAlong}, {m.b, Lines::kAcross}, to, s.head_dim,
              false, m.panels);
 }
@@ -93,41 +89,68 @@ void attend_tile(const KernelTable& kt, const AttentionShape& s, const Rows& row
 }
 
 template <class T>
-void attention_by_blocks(Context& ctx, const AttentionShape& s, const Blocking& blocking, const T* q, const T* k,
-                         const T* v, T* out, float* lse) {
+void attention_by_blocks(Context& ctx, const AttentionShape& s, std::span<const Block> blocks, const T* q, const T* k,
+                         const T* v, T* out, float* lse, Index tokens) {
   const KernelTable& kt = kernels();
-  const Index blocks = blocking.blocks(), floats = Partial::floats(blocking.most_rows(), s.head_dim);
-  ctx.pool().run(s.kv_heads * blocks, [&](Index task, int worker) {
-    // The last block first: it has the most keys, and the short ones at the end leave no thread waiting for long.
-    const Rows rows(blocking, task % s.kv_heads, blocks - 1 - task / s.kv_heads);
-    Memory<T> m(ctx, worker, kt, blocking.most_rows(), 2 * floats);
+  ctx.pool().run(s.kv_heads * static_cast<Index>(blocks.size()), [&](Index task, int worker) {
+    const Block& block = blocks[static_cast<std::size_t>(task / s.kv_heads)];
+    const Rows rows = block.rows(task % s.kv_heads);
+    const Index most_rows = block.slice->most_rows(), floats = Partial::floats(most_rows, s.head_dim);
+    Memory<T> m(ctx, worker, kt, most_rows, 2 * floats);
     const Partial total = Partial::at(m.rows, rows.count()), next = Partial::at(m.rows + floats, rows.count());
     attend_tile(kt, s, rows, 0, q, k, v, total, m);
     for (Index tile = 1; tile < rows.tiles(); ++tile) {
       attend_tile(kt, s, rows, tile, q, k, v, next, m);
       merge(kt, s, rows.count(), total, next);
     }
-    finish(kt, s, rows, total, out, lse, blocking.tokens);
+    finish(kt, s, rows, total, out, lse, tokens);
   });
+}
+
+std::vector<Blocking> cut(const AttentionShape& s, Slices slices) {
+  std::vector<Blocking> out;
+  out.reserve(slices.size());
+  for (const Slice& slice : slices) out.emplace_back(s, slice);
+  return out;
 }
 
 }  // namespace
 
-void attention(Context& ctx, const AttentionShape& s, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
-               Index first_position, Tensor& out, Tensor* lse) {
-  const Blocking blocking(s, q.dim(0), first_position);
-  if (blocking.tokens == 0) return;
-  const bool few = few_rows(kernels(), s, blocking);
+void store_rows(Context& ctx, const Tensor& rows, Slices slices, Tensor& cache) {
+  for (const Slice& slice : slices) {
+    for (Index p = slice.first_position; p < slice.length();) {  // the rows of one tile after another
+      const Index end = std::min(slice.length(), (p / kTile + 1) * kTile);
+      const Index from = slice.first_row + p - slice.first_position;
+      const Index to = slice.tiles[static_cast<std::size_t>(p / kTile)] + p % kTile;
+      Tensor place = cache.rows(to, to + end - p);
+      convert(ctx, rows.rows(from, from + end - p), place);
+      p = end;
+    }
+  }
+}
+
+void attention(Context& ctx, const AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v, Slices slices,
+               Tensor& out, Tensor* lse) {
+  const std::vector<Blocking> cuts = cut(s, slices);
+  std::vector<Block> few, many;
+  for (const Blocking& slice : cuts) {
+    // The last block first: it has the most keys, and the short ones at the end leave no thread waiting for long.
+    std::vector<Block>& list = few_rows(kernels(), s, slice) ? few : many;
+    for (Index block = slice.blocks(); block-- > 0;) list.push_back({&slice, block});
+  }
   float* const log_sums = lse ? lse->data<float>() : nullptr;
   dispatch(q.dtype(), [&]<class T>(T) {
-    const auto run = few ? attention_few_rows<T> : attention_by_blocks<T>;
-    run(ctx, s, blocking, q.data<T>(), k_cache.data<T>(), v_cache.data<T>(), out.data<T>(), log_sums);
+    const auto run = [&](auto attend, const std::vector<Block>& blocks) {
+      if (!blocks.empty()) attend(ctx, s, blocks, q.data<T>(), k.data<T>(), v.data<T>(), out.data<T>(), log_sums, q.dim(0));
+    };
+    run(attention_by_blocks<T>, many);
+    run(attention_few_rows<T>, few);
   });
 }
 
 namespace {
 
-// The gradient of one sequence. With p = softmax(scale q·k): dv = pᵀ dout, dp = dout·v, ds = scale p (dp - delta)
+// The gradient of a batch of sequences. With p = softmax(scale q·k): dv = pᵀ dout, dp = dout·v, ds = scale p (dp - delta)
 // where delta = <p, dp> = <dout, out>, dq = ds k, dk = dsᵀ q. p is computed again, from lse.
 template <class T>
 struct Backward {
@@ -136,7 +159,7 @@ struct Backward {
   const T *q, *k, *v, *dout;
   const float *lse, *delta;  // [H, T]
   float *dq, *dk, *dv;
-  Blocking blocking;
+  Index tokens;
 
   // What one block of queries and one tile of keys add to dq, and to dk and dv.
   void add(const Rows& rows, Index tile, bool queries, bool keys, Memory<T>& m) const {
@@ -145,7 +168,7 @@ struct Backward {
     const Index count = rows.keys(tile);
     for (Index r = 0; r < rows.count(); ++r) {
       float *const score = m.scores + r * kTile, *const slope = m.slopes + r * kTile;
-      const Index visible = rows.visible(r, tile), at = rows.head(r) * blocking.tokens + rows.query(r);
+      const Index visible = rows.visible(r, tile), at = rows.head(r) * tokens + rows.query(r);
       kt.exp_shifted(visible, s.scale, lse[at] / s.scale, score, score);
       kt.softmax_backward(visible, s.scale, delta[at], score, slope, slope);
       for (float* x : {score, slope}) std::fill(x + visible, x + count, 0.0f);
@@ -172,16 +195,17 @@ struct Backward {
     list_lines(m.a, rows.count(), x, kTile);
     for (Index r = 0; r < rows.count(); ++r) m.b[r] = y + rows.offset(r, s);
     product<T>(kt, rows.keys(tile), s.head_dim, rows.count(), {m.a, Lines::kAcross}, {m.b, Lines::kAcross},
-               to + tile * kTile * width + rows.kv_head * s.head_dim, width, true, m.panels);
+               to + rows.tile_offset(tile, s), width, true, m.panels);
   }
 
   // dk and dv of one tile, and what it adds to dq.
-  void tile_of_head(Index kv_head, Index tile, bool queries, Memory<T>& m) const {
-    const Index width = s.kv_heads * s.head_dim;
-    for (Index key = tile * kTile; key < std::min(blocking.tokens, (tile + 1) * kTile); ++key)
-      for (float* x : {dk, dv}) std::fill_n(x + key * width + kv_head * s.head_dim, s.head_dim, 0.0f);
-    for (Index block = tile * kTile / blocking.size; block < blocking.blocks(); ++block)
-      add(Rows(blocking, kv_head, block), tile, queries, true, m);
+  void tile_of_head(const Blocking& slice, Index kv_head, Index tile, bool queries, Memory<T>& m) const {
+    const Index width = s.kv_heads * s.head_dim, keys = std::min(kTile, slice.slice.rows - tile * kTile);
+    const Index first = Rows(slice, kv_head, 0).tile_offset(tile, s);
+    for (Index key = 0; key < keys; ++key)
+      for (float* x : {dk, dv}) std::fill_n(x + first + key * width, s.head_dim, 0.0f);
+    for (Index block = tile * kTile / slice.size; block < slice.blocks(); ++block)
+      add(Rows(slice, kv_head, block), tile, queries, true, m);
   }
 };
 
@@ -208,9 +232,16 @@ Tensor row_products(Context& ctx, const AttentionShape& s, const Tensor& dout, c
 }  // namespace
 
 void attention_backward(Context& ctx, const AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv) {
-  const Blocking blocking(s, q.dim(0), 0);
-  const Index blocks = blocking.blocks(), tiles = (blocking.tokens + kTile - 1) / kTile;
+                        Slices slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dk,
+                        Tensor& dv) {
+  const std::vector<Blocking> cuts = cut(s, slices);
+  std::vector<Block> tiles, blocks;  // of all slices
+  Index most_rows = 0;
+  for (const Blocking& slice : cuts) {
+    most_rows = std::max(most_rows, slice.most_rows());
+    for (Index tile = 0; tile < Slice::tiles_of(slice.slice.rows); ++tile) tiles.push_back({&slice, tile});
+    for (Index block = slice.blocks(); block-- > 0;) blocks.push_back({&slice, block});
+  }
   dispatch(q.dtype(), [&]<class T>(T) {
     const Tensor delta = row_products<T>(ctx, s, dout, out);
     const Backward<T> backward{kernels(),         s,
@@ -218,26 +249,28 @@ void attention_backward(Context& ctx, const AttentionShape& s, const Tensor& q, 
                                v.data<T>(),       dout.data<T>(),
                                lse.data<float>(), delta.template data<float>(),
                                dq.data<float>(),  dk.data<float>(),
-                               dv.data<float>(),  blocking};
-    const auto memory = [&](int worker) {
-      return Memory<T>(ctx, worker, backward.kt, blocking.most_rows(), blocking.most_rows() * s.head_dim);
+                               dv.data<float>(),  q.dim(0)};
+    // fn(item, head, memory) for all heads of all items.
+    const auto each_head = [&](const auto& items, auto fn) {
+      ctx.pool().run(s.kv_heads * static_cast<Index>(items.size()), [&](Index task, int worker) {
+        Memory<T> m(ctx, worker, backward.kt, most_rows, most_rows * s.head_dim);
+        fn(items[static_cast<std::size_t>(task / s.kv_heads)], task % s.kv_heads, m);
+      });
     };
-    if (s.kv_heads >= ctx.threads()) {  // a task is a head
-      ctx.pool().run(s.kv_heads, [&](Index head, int worker) {
-        Memory<T> m = memory(worker);
-        for (Index tile = 0; tile < tiles; ++tile) backward.tile_of_head(head, tile, true, m);
+    if (s.kv_heads * static_cast<Index>(cuts.size()) >= ctx.threads()) {  // a task is a head of a sequence
+      each_head(cuts, [&](const Blocking& slice, Index head, Memory<T>& m) {
+        for (Index tile = 0; tile < Slice::tiles_of(slice.slice.rows); ++tile)
+          backward.tile_of_head(slice, head, tile, true, m);
       });
       return;
     }
     // Too few heads: dk and dv by tiles, then dq by blocks, at the price of computing p and ds twice. Every sum
     // has the order that it has above.
-    ctx.pool().run(s.kv_heads * tiles, [&](Index task, int worker) {
-      Memory<T> m = memory(worker);
-      backward.tile_of_head(task % s.kv_heads, task / s.kv_heads, false, m);
+    each_head(tiles, [&](const Block& tile, Index head, Memory<T>& m) {
+      backward.tile_of_head(*tile.slice, head, tile.number, false, m);
     });
-    ctx.pool().run(s.kv_heads * blocks, [&](Index task, int worker) {
-      Memory<T> m = memory(worker);
-      const Rows rows(blocking, task % s.kv_heads, blocks - 1 - task / s.kv_heads);
+    each_head(blocks, [&](const Block& block, Index head, Memory<T>& m) {
+      const Rows rows = block.rows(head);
       for (Index tile = 0; tile < rows.tiles(); ++tile) backward.add(rows, tile, true, false, m);
     });
   });

@@ -17,15 +17,15 @@ constexpr Index kMostRows = 16;  // of one head
 template <class T>
 class TileOfHeads {
  public:
-  TileOfHeads(Context& ctx, int worker, const AttentionShape& s, const Blocking& blocking, Index block, Index tile,
-              Index first_head, Index last_head)
+  TileOfHeads(Context& ctx, int worker, const AttentionShape& s, const Block& block, Index tile, Index first_head,
+              Index last_head)
       : kt_(kernels()),
         s_(s),
         first_(first_head),
         last_(last_head),
         tile_(tile),
         width_(s.kv_heads * s.head_dim),
-        rows_(blocking, first_head, block),
+        rows_(block.rows(first_head)),
         keys_(rows_.keys(tile)) {
     const auto score_bytes = static_cast<std::size_t>((last_ - first_) * rows_.count() * kTile) * sizeof(float);
     auto* const base = static_cast<char*>(ctx.scratch(worker, 2 * score_bytes));
@@ -57,7 +57,7 @@ class TileOfHeads {
  private:
   float* score(Index head, Index row) { return scores_ + ((head - first_) * rows_.count() + row) * kTile; }
   const T* line(const T* base, Index head, Index key) const {
-    return base + (tile_ * kTile + key) * width_ + head * s_.head_dim;
+    return base + (rows_.tile_row[tile_] + key) * width_ + head * s_.head_dim;
   }
 
   // fn(head, key, count, ahead) for all heads and the keys of one step, then the next step. `ahead` is a share of what
@@ -123,47 +123,60 @@ class TileOfHeads {
 
 }  // namespace
 
-bool few_rows(const KernelTable& kt, const AttentionShape& s, const Blocking& blocking) {
+bool few_rows(const KernelTable& kt, const AttentionShape& s, const Blocking& slice) {
   // A head's row must be one chain in the product as well.
-  return blocking.most_rows() <= std::min<Index>(kt.mr, kMostRows) && s.head_dim <= kDepth && s.head_dim % 2 == 0;
+  return slice.most_rows() <= std::min<Index>(kt.mr, kMostRows) && s.head_dim <= kDepth && s.head_dim % 2 == 0;
 }
 
 template <class T>
-void attention_few_rows(Context& ctx, const AttentionShape& s, const Blocking& blocking, const T* q, const T* k, const T* v,
-                        T* out, float* lse) {
+void attention_few_rows(Context& ctx, const AttentionShape& s, std::span<const Block> blocks, const T* q, const T* k,
+                        const T* v, T* out, float* lse, Index tokens) {
   const KernelTable& kt = kernels();
-  const Index blocks = blocking.blocks(), tiles = Rows(blocking, 0, blocks - 1).tiles();
-  const Index floats = Partial::floats(blocking.most_rows(), s.head_dim);
-  Tensor memory(DType::kF32, {s.kv_heads * blocks * tiles, floats});
+  // Every tile of every block has a partial result for each head.
+  struct TileOfBlock {
+    std::size_t block;
+    Index tile;
+  };
+  std::vector<TileOfBlock> all;
+  std::vector<Index> first(blocks.size());  // float at which the partial results of a block begin: [kv_heads, tiles]
+  Index floats = 0;
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    const Index tiles = blocks[b].rows(0).tiles();
+    first[b] = floats;
+    floats += s.kv_heads * tiles * Partial::floats(blocks[b].slice->most_rows(), s.head_dim);
+    for (Index tile = 0; tile < tiles; ++tile) all.push_back({b, tile});
+  }
+  Tensor memory = ctx.empty(DType::kF32, {floats});
   float* const partials = memory.data<float>();
-  const auto partial = [&](const Rows& rows, Index block, Index tile) {
-    return Partial::at(partials + ((rows.kv_head * blocks + block) * tiles + tile) * floats, rows.count());
+  const auto partial = [&](std::size_t b, const Rows& rows, Index tile) {
+    const Index size = Partial::floats(blocks[b].slice->most_rows(), s.head_dim);
+    return Partial::at(partials + first[b] + (rows.kv_head * rows.tiles() + tile) * size, rows.count());
   };
   // A task takes all heads, unless that leaves too few tasks.
-  const Index wanted = ctx.threads() > 1 ? 2 * ctx.threads() : 1;
-  const Index parts = std::clamp<Index>((wanted + blocks * tiles - 1) / (blocks * tiles), 1, s.kv_heads);
-  ctx.pool().run(blocks * tiles * parts, [&](Index task, int worker) {
-    const Index part = task % parts, tile = task / parts % tiles, block = task / parts / tiles;
-    if (tile >= Rows(blocking, 0, block).tiles()) return;
-    TileOfHeads<T> heads(ctx, worker, s, blocking, block, tile, s.kv_heads * part / parts, s.kv_heads * (part + 1) / parts);
-    heads.run(q, k, v, [&](Index head) { return partial(Rows(blocking, head, block), block, tile); });
+  const Index wanted = ctx.threads() > 1 ? 2 * ctx.threads() : 1, tiles = static_cast<Index>(all.size());
+  const Index parts = std::clamp<Index>((wanted + tiles - 1) / tiles, 1, s.kv_heads);
+  ctx.pool().run(tiles * parts, [&](Index task, int worker) {
+    const auto [b, tile] = all[static_cast<std::size_t>(task / parts)];
+    const Index part = task % parts;
+    TileOfHeads<T> heads(ctx, worker, s, blocks[b], tile, s.kv_heads * part / parts, s.kv_heads * (part + 1) / parts);
+    heads.run(q, k, v, [&, b = b, tile = tile](Index head) { return partial(b, blocks[b].rows(head), tile); });
   });
-  const auto put_together = [&](Index head, Index block) {
-    const Rows rows(blocking, head, block);
+  const auto put_together = [&](std::size_t b, Index head) {
+    const Rows rows = blocks[b].rows(head);
     for (Index tile = 1; tile < rows.tiles(); ++tile)
-      merge(kt, s, rows.count(), partial(rows, block, 0), partial(rows, block, tile));
-    finish(kt, s, rows, partial(rows, block, 0), out, lse, blocking.tokens);
+      merge(kt, s, rows.count(), partial(b, rows, 0), partial(b, rows, tile));
+    finish(kt, s, rows, partial(b, rows, 0), out, lse, tokens);
   };
   constexpr Index kWorthATask = 1 << 14;  // waking threads costs more than adding as many numbers
-  each_block(ctx, s.kv_heads * blocks, std::max<Index>(1, kWorthATask / (tiles * floats)),
-             [&](Index first, Index last, int) {
-               for (Index i = first; i < last; ++i) put_together(i / blocks, i % blocks);
-             });
+  const Index pairs = s.kv_heads * static_cast<Index>(blocks.size());
+  each_block(ctx, pairs, std::max<Index>(1, kWorthATask * pairs / floats), [&](Index from, Index to, int) {
+    for (Index i = from; i < to; ++i) put_together(static_cast<std::size_t>(i / s.kv_heads), i % s.kv_heads);
+  });
 }
 
-template void attention_few_rows(Context&, const AttentionShape&, const Blocking&, const float*, const float*, const float*,
-                                 float*, float*);
-template void attention_few_rows(Context&, const AttentionShape&, const Blocking&, const BFloat16*, const BFloat16*,
-                                 const BFloat16*, BFloat16*, float*);
+template void attention_few_rows(Context&, const AttentionShape&, std::span<const Block>, const float*, const float*,
+                                 const float*, float*, float*, Index);
+template void attention_few_rows(Context&, const AttentionShape&, std::span<const Block>, const BFloat16*, const BFloat16*,
+                                 const BFloat16*, BFloat16*, float*, Index);
 
 }  // namespace dsmoe::ops::cpu

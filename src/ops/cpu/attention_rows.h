@@ -11,48 +11,62 @@ namespace dsmoe::ops::cpu {
 
 using dsmoe::cpu::KernelTable;
 
-// Keys of a tile; tile i holds the keys at positions [i * kTile, (i + 1) * kTile).
-inline constexpr Index kTile = 256;
+inline constexpr Index kTile = kAttentionTile;
 // Rows of one product, a row being one query of one head: enough to make up for packing the keys, few enough that
 // little is computed of what the causal mask hides.
 inline constexpr Index kBlockRows = 128;
 
-// Queries that are worked on together, with all heads that share their keys and values. Blocks begin at positions
-// that are multiples of `size`, which divides kTile: so a block's keys end in the tile of its last query, and every
-// query sees keys of every tile up to that one.
+// How the queries of one slice are cut into blocks: queries that are worked on together, with all heads that share their
+// keys and values. Blocks begin at positions that are multiples of `size`, which divides kTile: so a block's keys end in
+// the tile of its last query, and every query sees keys of every tile up to that one.
 struct Blocking {
-  Index tokens, first_position, group, size;
+  Slice slice;
+  Index group, size;
 
-  Blocking(const AttentionShape& s, Index token_count, Index first)
-      : tokens(token_count),
-        first_position(first),
+  Blocking(const AttentionShape& s, const Slice& of)
+      : slice(of),
         group(s.heads / s.kv_heads),
         size(static_cast<Index>(std::bit_floor(static_cast<std::uint64_t>(std::max<Index>(1, kBlockRows / group))))) {}
 
-  Index first_block() const { return first_position / size; }
-  Index blocks() const { return tokens == 0 ? 0 : (first_position + tokens - 1) / size - first_block() + 1; }
-  Index most_rows() const { return std::min(size, tokens) * group; }
+  Index first_block() const { return slice.first_position / size; }
+  Index blocks() const { return slice.rows == 0 ? 0 : (slice.length() - 1) / size - first_block() + 1; }
+  Index most_rows() const { return std::min(size, slice.rows) * group; }
 };
 
-// The rows of one block of one key/value head: row r is query first + r / group, head kv_head * group + r % group.
+// The rows of one block of one key/value head: row r is query first + r / group of the batch, head kv_head * group + r %
+// group.
 struct Rows {
-  Index kv_head, first, queries, group, position;
+  Index kv_head, group, position, queries, first;
+  const Index* tile_row;  // where each tile begins in k and v
 
   Rows(const Blocking& b, Index head, Index block)
       : kv_head(head),
-        first(std::max<Index>(0, (b.first_block() + block) * b.size - b.first_position)),
-        queries(std::min(b.tokens, (b.first_block() + block + 1) * b.size - b.first_position) - first),
         group(b.group),
-        position(b.first_position + first) {}
+        position(std::max(b.slice.first_position, (b.first_block() + block) * b.size)),
+        queries(std::min(b.slice.length(), (b.first_block() + block + 1) * b.size) - position),
+        first(b.slice.first_row + position - b.slice.first_position),
+        tile_row(b.slice.tiles.data()) {}
 
   Index count() const { return queries * group; }
   Index query(Index row) const { return first + row / group; }
   Index head(Index row) const { return kv_head * group + row % group; }
   // Where a row begins in [T, H * head_dim].
   Index offset(Index row, const AttentionShape& s) const { return (query(row) * s.heads + head(row)) * s.head_dim; }
+  // Where a tile begins in the keys or values of the head.
+  Index tile_offset(Index tile, const AttentionShape& s) const {
+    return (tile_row[tile] * s.kv_heads + kv_head) * s.head_dim;
+  }
   Index tiles() const { return (position + queries - 1) / kTile + 1; }
   Index keys(Index tile) const { return std::min(kTile, position + queries - tile * kTile); }  // that any row sees
   Index visible(Index row, Index tile) const { return std::min(kTile, position + row / group + 1 - tile * kTile); }
+};
+
+// A block of a slice.
+struct Block {
+  const Blocking* slice;
+  Index number;
+
+  Rows rows(Index kv_head) const { return Rows(*slice, kv_head, number); }
 };
 
 // The softmax over the keys of some tiles, for the rows of a block. `sum` and `mixed` are multiples of
@@ -92,9 +106,10 @@ void finish(const KernelTable& kt, const AttentionShape& s, const Rows& rows, Pa
 }
 
 // The path for few rows, which is bound by reading the keys and values. The bits are those of the other path.
-bool few_rows(const KernelTable& kt, const AttentionShape& s, const Blocking& blocking);
+bool few_rows(const KernelTable& kt, const AttentionShape& s, const Blocking& slice);
+// `tokens`: all rows of the batch.
 template <class T>
-void attention_few_rows(Context& ctx, const AttentionShape& s, const Blocking& blocking, const T* q, const T* k, const T* v,
-                        T* out, float* lse);
+void attention_few_rows(Context& ctx, const AttentionShape& s, std::span<const Block> blocks, const T* q, const T* k,
+                        const T* v, T* out, float* lse, Index tokens);
 
 }  // namespace dsmoe::ops::cpu

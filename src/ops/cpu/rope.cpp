@@ -7,20 +7,39 @@ namespace dsmoe::ops::cpu {
 
 using namespace dsmoe::cpu;
 
-void apply_rope(Context& ctx, Tensor& x, const RopeTable& table, std::span<const std::int32_t> positions, bool inverse) {
+void rope_angles(Context& ctx, const Rope& rope, std::span<const Slice> slices, RopeAngles& angles) {
+  const Index half = rope.head_dim() / 2;
+  float *const cos = angles.cos.data<float>(), *const sin = angles.sin.data<float>();
+  const Slice* before = nullptr;
+  for (const Slice& s : slices) {
+    // The sequences of a training batch all have the same angles.
+    if (before && before->first_position == s.first_position && before->rows == s.rows) {
+      for (float* x : {cos, sin}) std::copy_n(x + before->first_row * half, s.rows * half, x + s.first_row * half);
+    } else {
+      const std::vector<float> frequencies = rope.frequencies(s.length());
+      each_block(ctx, s.rows, kTokensPerTask, [&](Index first, Index last, int) {
+        for (Index i = first; i < last; ++i) {
+          const Index row = (s.first_row + i) * half;
+          rope.turn(s.first_position + i, frequencies, cos + row, sin + row);
+        }
+      });
+    }
+    before = &s;
+  }
+}
+
+void apply_rope(Context& ctx, Tensor& x, const RopeAngles& angles, bool inverse) {
   const KernelTable& kt = kernels();
-  const auto tokens = static_cast<Index>(positions.size());
-  const Index half = table.head_dim() / 2, width = tokens > 0 ? x.numel() / tokens : 0;
+  const Index tokens = angles.rows(), half = angles.head_dim() / 2, width = tokens > 0 ? x.numel() / tokens : 0;
+  const float *const cos = angles.cos.data<float>(), *const sin = angles.sin.data<float>();
   const float sign = inverse ? -1.0f : 1.0f;
   dispatch(x.dtype(), [&]<class T>(T) {
     T* const data = x.data<T>();
     each_block(ctx, tokens, kTokensPerTask, [&](Index first, Index last, int worker) {
       for (Index t = first; t < last; ++t) {
-        const Index angles = positions[static_cast<std::size_t>(t)] * half;
         const auto rotate = [&](float* row) {
           for (Index at = 0; at < width; at += 2 * half)
-            kt.rotate(half, table.cos.data<float>() + angles, table.sin.data<float>() + angles, sign, row + at,
-                      row + at + half);
+            kt.rotate(half, cos + t * half, sin + t * half, sign, row + at, row + at + half);
         };
         if constexpr (sizeof(T) == 4) {
           rotate(data + t * width);

@@ -1,0 +1,61 @@
+#include "model/forward_batch.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/fail.h"
+
+namespace dsmoe {
+
+void ForwardBatch::add(Context& ctx, KvSequence& sequence, std::span<const std::int32_t> ids, Index logits) {
+  const auto tokens = static_cast<Index>(ids.size());
+  require(tokens > 0, "no tokens to run");
+  require(logits >= 0 && logits <= tokens, "logits of {} tokens asked for, {} given", logits, tokens);
+  require(sequence_length_ == 0 && (pool_ == nullptr || pool_ == &sequence.pool()),
+          "the sequences of a batch are to be in one KV cache");
+  require(std::find(sequences_.begin(), sequences_.end(), &sequence) == sequences_.end(),
+          "a sequence cannot be in a batch twice");
+  sequence.reserve(ctx, tokens);
+  tiles_.push_back(sequence.tiles());
+  slices_.push_back({this->tokens(), tokens, sequence.length(), tiles_.back()});
+  ids_.insert(ids_.end(), ids.begin(), ids.end());
+  logits_.push_back(logits);
+  sequences_.push_back(&sequence);
+  pool_ = &sequence.pool();
+}
+
+ForwardBatch ForwardBatch::of(Context& ctx, KvSequence& sequence, std::span<const std::int32_t> ids, Index logits) {
+  ForwardBatch batch;
+  batch.add(ctx, sequence, ids, logits);
+  return batch;
+}
+
+ForwardBatch ForwardBatch::training(std::span<const std::int32_t> ids, Index sequence_length) {
+  const auto tokens = static_cast<Index>(ids.size());
+  require(sequence_length > 0 && tokens > 0 && tokens % sequence_length == 0, "{} tokens are no whole sequences of {}",
+          tokens, sequence_length);
+  ForwardBatch batch;
+  batch.ids_.assign(ids.begin(), ids.end());
+  batch.sequence_length_ = sequence_length;
+  for (Index row = 0; row < tokens; row += sequence_length) {
+    std::vector<Index>& tiles = batch.tiles_.emplace_back();
+    for (Index t = 0; t < sequence_length; t += ops::kAttentionTile) tiles.push_back(row + t);
+    batch.slices_.push_back({row, sequence_length, 0, tiles});
+    batch.logits_.push_back(sequence_length);
+  }
+  return batch;
+}
+
+Index ForwardBatch::all_logits() const { return std::accumulate(logits_.begin(), logits_.end(), Index{0}); }
+
+void ForwardBatch::check() const {
+  for (std::size_t i = 0; i < sequences_.size(); ++i)
+    require(sequences_[i]->length() == slices_[i].first_position && sequences_[i]->tiles() == tiles_[i],
+            "sequence {} of the batch has changed since it was added", i);
+}
+
+void ForwardBatch::advance() const {
+  for (std::size_t i = 0; i < sequences_.size(); ++i) sequences_[i]->advance(slices_[i].rows);
+}
+
+}  // namespace dsmoe
