@@ -91,11 +91,13 @@ int run(int argc, char** argv) {
   reserve_standard_files();
   ::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of the process (ulimit -f) is an error like a full disk
   log_to_stderr();
-  CLI::App program("Train, run and study DeepSeekMoE language models.", "dsmoe");
+  CLI::App program("Train, run and study DeepSeekMoE language models", "dsmoe");
   program.set_version_flag("--version", std::string("dsmoe ") + kVersion);
   program.formatter(std::make_shared<HelpFormatter>());
   program.require_subcommand(1);
-  program.footer("Each command has its own --help. Example:\n  dsmoe plan --preset deepseek-moe-16b");
+  program.footer(
+      "dsmoe COMMAND --help describes a command. Examples:\n  dsmoe plan --preset deepseek-moe-16b\n  dsmoe generate -m "
+      "model.gguf -p \"Once upon a time\"");
   for (const auto add : kCommands) add(program);
   try {
     if (argc < 2) throw UsageError("no command given");

@@ -4,7 +4,6 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "cli/format.h"
 #include "cli/progress.h"
@@ -16,24 +15,12 @@ namespace dsmoe::cli {
 
 namespace fs = std::filesystem;
 
-namespace {
-
-std::string generation_config(const ModelConfig& c) {
-  nlohmann::ordered_json j = {{"_from_model_config", true}};
-  if (c.bos_token_id) j["bos_token_id"] = *c.bos_token_id;
-  if (c.eos_token_id.size() == 1) j["eos_token_id"] = c.eos_token_id.front();
-  if (c.eos_token_id.size() > 1) j["eos_token_id"] = c.eos_token_id;
-  return j.dump(2) + "\n";
-}
-
-}  // namespace
-
 void WriteOptions::add(CLI::App& command) {
-  command.add_option("--shard-size", shard_gb, "GB per file of a folder at most")
+  command.add_option("--shard-size", shard_gb, "Maximum size of one safetensors file in GB")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command.add_option("-t,--threads", threads, "Threads; 0: one per core")->capture_default_str();
-  command.add_flag("--force", force, "Replace a model that is there");
+  command.add_option("-t,--threads", threads, "CPU threads (0: one per core)")->capture_default_str();
+  command.add_flag("--force", force, "Overwrite an existing model");
   command.add_flag("--json", json, "Print the result as JSON");
 }
 
@@ -93,11 +80,6 @@ void with_progress(const char* label, std::uint64_t bytes, const std::function<v
   Progress progress(label, static_cast<std::int64_t>(bytes >> 20), "MiB");
   work([&](std::uint64_t done, std::uint64_t) { progress.update(static_cast<std::int64_t>(done >> 20)); });
   progress.finish();
-}
-
-void write_companions(const std::string& folder, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer) {
-  io::write_file_atomically(fs::path(folder) / "generation_config.json", generation_config(config));
-  if (tokenizer) tokenizer->save(folder);
 }
 
 }  // namespace dsmoe::cli

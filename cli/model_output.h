@@ -4,11 +4,9 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 
 #include "dsmoe/model_config.h"
-#include "dsmoe/tokenizer.h"
 #include "io/sharded_writer.h"
 #include "model/weights.h"
 
@@ -36,8 +34,5 @@ std::int64_t parameter_count(const ModelConfig& config);
 
 // Runs `work` with something to report bytes to, behind a progress bar.
 void with_progress(const char* label, std::uint64_t bytes, const std::function<void(const ByteProgress&)>& work);
-
-// generation_config.json and the tokenizer's files: what a folder has besides the weights and their config.
-void write_companions(const std::string& folder, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer);
 
 }  // namespace dsmoe::cli

@@ -5,19 +5,11 @@
 #include <optional>
 #include <span>
 
+#include "dsmoe/evaluate.h"
 #include "dsmoe/routing_overrides.h"
 #include "model/transformer.h"
 
 namespace dsmoe {
-
-struct Evaluation {
-  double loss_sum = 0;   // nats over all predicted tokens
-  Index predicted = 0;   // a sequence of n tokens has n - 1
-  Index sequences = 0;
-
-  double mean() const { return predicted > 0 ? loss_sum / static_cast<double>(predicted) : 0; }
-  double perplexity() const;
-};
 
 // Hears the logits f32 [n, V] of consecutive tokens of the sequence.
 using LogitSink = std::function<void(const Tensor& logits)>;
@@ -25,7 +17,8 @@ using LogitSink = std::function<void(const Tensor& logits)>;
 // Each token is predicted from those before it in its sequence.
 class Evaluator {
  public:
-  Evaluator(Context& ctx, const Transformer& model, DType cache_dtype) : ctx_(ctx), model_(model), cache_dtype_(cache_dtype) {}
+  Evaluator(Context& ctx, const Transformer& model, DType cache_dtype)
+      : ctx_(ctx), model_(model), cache_dtype_(cache_dtype) {}
 
   void add(std::span<const std::int32_t> sequence, const LogitSink& sink = {});
   // Counts only the tokens at this place of a sequence (from 0) and later: those before it are context.

@@ -3,19 +3,18 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/fail.h"
+#include "core/options.h"
 #include "core/random.h"
 
 namespace dsmoe {
 
-void SamplerOptions::validate() const {
-  require(temperature >= 0 && std::isfinite(temperature), "temperature must be 0 or more, got {}", temperature);
-  require(top_k >= 0, "top-k must be 0 (all) or more, got {}", top_k);
-  require(top_p > 0 && top_p <= 1, "top-p must be in (0, 1], got {}", top_p);
-  require(min_p >= 0 && min_p <= 1, "min-p must be in [0, 1], got {}", min_p);
-  require(repetition_penalty > 0 && std::isfinite(repetition_penalty), "the repetition penalty must be over 0, got {}",
-          repetition_penalty);
-  require(repetition_window >= 0, "the repetition window must be 0 or more tokens, got {}", repetition_window);
+void SamplerOptions::validate() const { validate_options(*this); }
+
+void SessionOptions::validate() const { validate_options(*this); }
+
+void GenerateOptions::validate() const {
+  validate_options(*this);
+  sampler.validate();
 }
 
 Sampler::Sampler(const SamplerOptions& options) : options_(options) { options_.validate(); }
@@ -24,7 +23,8 @@ std::int32_t Sampler::sample(std::span<const float> logits_in, std::span<const s
   const SamplerOptions& o = options_;
   logits_.assign(logits_in.begin(), logits_in.end());
   for (std::size_t i = 0; i < logits_.size(); ++i)
-    if (std::isnan(logits_[i])) fail(ErrorCode::kNumeric, "the logit of token {} is NaN; the model's weights may be damaged", i);
+    if (std::isnan(logits_[i]))
+      fail(ErrorCode::kNumeric, "the logit of token {} is NaN; the model's weights may be damaged", i);
 
   if (o.repetition_penalty != 1.0f) {
     const std::size_t window = std::min(history.size(), static_cast<std::size_t>(o.repetition_window));
@@ -44,8 +44,10 @@ std::int32_t Sampler::sample(std::span<const float> logits_in, std::span<const s
   const auto better = [](const Candidate& a, const Candidate& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
   };
-  const std::size_t keep = o.top_k > 0 ? std::min(candidates_.size(), static_cast<std::size_t>(o.top_k)) : candidates_.size();
-  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(keep), candidates_.end(), better);
+  const std::size_t keep =
+      o.top_k > 0 ? std::min(candidates_.size(), static_cast<std::size_t>(o.top_k)) : candidates_.size();
+  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(keep), candidates_.end(),
+                    better);
   candidates_.resize(keep);
 
   const auto normalise = [&](double temperature) {

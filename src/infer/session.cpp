@@ -7,12 +7,6 @@
 
 namespace dsmoe {
 
-namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-}  // namespace
-
 const char* to_string(Finish finish) {
   switch (finish) {
     case Finish::kLength: return "length";
@@ -22,6 +16,14 @@ const char* to_string(Finish finish) {
   }
   return "unknown";
 }
+
+namespace infer {
+
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
 
 Session::Session(Context& ctx, const Transformer& model, const SessionOptions& options)
     : ctx_(ctx),
@@ -34,14 +36,14 @@ Tensor Session::feed(std::span<const std::int32_t> ids) {
   const auto tokens = static_cast<Index>(ids.size());
   require(tokens > 0, "no tokens to run");
   require(cache_.length + tokens <= cache_.capacity,
-          "{} tokens do not fit the context of {} that has {} in it; use a larger context (-c)", tokens, cache_.capacity,
+          "{} tokens do not fit the context of {} that has {} in it; use a larger context", tokens, cache_.capacity,
           cache_.length);
   Tensor logits;
   for (Index t = 0; t < tokens; t += options_.chunk) {
     const Index n = std::min(options_.chunk, tokens - t);
     const bool last = t + n == tokens;
-    logits = model_.forward(ctx_, ids.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache_, last ? 1 : 0,
-                            probe_);
+    logits = model_.forward(ctx_, ids.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache_,
+                            last ? 1 : 0, probe_);
     history_.insert(history_.end(), ids.begin() + t, ids.begin() + t + n);
   }
   return logits;
@@ -83,5 +85,7 @@ Generated Session::generate(std::span<const std::int32_t> prompt, const Generate
   out.seconds = now() - first;
   return out;
 }
+
+}  // namespace infer
 
 }  // namespace dsmoe

@@ -72,7 +72,7 @@ Tensor Transformer::forward(Context& ctx, std::span<const std::int32_t> ids, KvC
   require(tokens > 0, "no tokens to run");
   require(last >= 0 && last <= tokens, "logits of {} tokens asked for, {} given", last, tokens);
   require(cache.length + tokens <= cache.capacity,
-          "{} tokens do not fit the context of {} that has {} in it; use a larger context (-c)", tokens, cache.capacity,
+          "{} tokens do not fit the context of {} that has {} in it; use a larger context", tokens, cache.capacity,
           cache.length);
   const ModelConfig& c = *config_;
   const std::shared_ptr<const ops::RopeTable> table = rope(cache.length + tokens);

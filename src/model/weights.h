@@ -8,6 +8,7 @@
 
 #include "dsmoe/model_config.h"
 #include "dsmoe/moe.h"
+#include "dsmoe/storage.h"
 #include "dsmoe/tensor.h"
 #include "model/parameters.h"
 
@@ -53,12 +54,6 @@ ModelWeights empty_weights(const ModelConfig& config);
 // All zero, f32.
 ModelGradients zero_gradients(const ModelConfig& config);
 
-// Where weights are that are used as they are stored.
-enum class Storage : std::uint8_t {
-  kMapped,  // in the mapped file: nothing to wait for, and processes share it
-  kMemory,  // in memory of their own, read at once: the fastest to compute with (MappedFile::in_memory)
-  kAuto,    // kMemory where there is room for it, else kMapped
-};
 using ByteProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 struct LoadOptions {
   Storage storage = Storage::kMapped;
