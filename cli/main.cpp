@@ -30,8 +30,13 @@ class HelpFormatter : public CLI::Formatter {
  public:
   std::string make_option_opts(const CLI::Option* option) const override {
     const std::string type = option->get_type_name();  // "INT:POSITIVE" with a check
-    const std::string value = option->get_default_str();
+    std::string value = option->get_default_str();
+    if (value.starts_with("[")) value = value.substr(1, value.size() - 2);  // CLI11's lists have brackets of their own
     return type.empty() ? "" : " " + type.substr(0, type.find(':')) + (value.empty() ? "" : " [" + value + "]");
+  }
+  std::string make_option_name(const CLI::Option* option, bool positional) const override {
+    const std::string name = CLI::Formatter::make_option_name(option, positional);
+    return name.substr(0, name.find('{'));  // "--no-check{false}": what the flag sets is of no interest
   }
 };
 
