@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-
+#include "api/model_impl.h"
 #include "cli/commands.h"
+#include "cli/option_flags.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -12,33 +12,27 @@
 
 namespace dsmoe::cli {
 
-void AblationOptions::add(CLI::App& command) {
-  command
-      .add_option("--mask-top", request.mask_top,
-                  "Mask this share of the routed experts, each token's best, and choose the next: 1/16,2/16")
-      ->delimiter(',');
-  command.add_flag("--no-shared", request.no_shared, "Leave out the shared experts and choose as many more routed ones");
-  command.add_option("--top-k", request.top_k, "Choose so many routed experts per token; several separated by commas")
-      ->delimiter(',');
-  command.add_option("--disable", request.disable, "Switch off single experts, as LAYER:EXPERT: 3:17,3:18")->delimiter(',');
-  command.add_option("--plot", plot, "Draw the losses of --mask-top and --top-k into this SVG file");
+void AblationFlags::add(CLI::App& command) {
+  OptionMap flags = add_flags(command, request);
+  for (const char* list : {"mask-top", "disable"}) flags[list]->delimiter(',');
+  command.add_option("--plot", plot, "Plot the losses of --mask-top and --top-k to this SVG file");
 }
 
-void run_ablations(const AblationOptions& o, const ModelOptions& model_options, const Transformer& model,
-                   const std::vector<std::vector<std::int32_t>>& sequences, bool json) {
+void run_ablations(const AblationFlags& o, const Model& model, const EvaluateOptions& options,
+                   const TokenSequences& sequences, bool json) {
   if (!o.plot.empty() && o.request.mask_top.empty() && o.request.top_k.empty())
-    throw UsageError("--plot draws the losses of --mask-top or --top-k; give one of them");
+    throw UsageError("--plot needs --mask-top or --top-k");
   const std::vector<study::Ablation> ablations = study::plan_ablations(o.request, model.config());
   std::int64_t tokens = 0;
   for (const auto& s : sequences) tokens += static_cast<std::int64_t>(s.size());
-  Context ctx(model_options.threads);
+  Context ctx(options.threads);
   Progress progress("eval", tokens * static_cast<std::int64_t>(ablations.size()), "tokens");
   const std::vector<study::AblationResult> results =
-      study::run_ablations(ctx, model, parse_dtype(model_options.cache_dtype).value_or(model.dtype()), sequences, ablations,
-                           [&](std::int64_t done) { progress.update(done); });
+      study::run_ablations(ctx, *model.impl().transformer, options.cache_dtype.value_or(model.dtype()), sequences,
+                           ablations, [&](std::int64_t done) { progress.update(done); });
   progress.finish();
   if (!o.plot.empty()) {
-    const std::string name = std::filesystem::path(model_options.folder).lexically_normal().filename().string();
+    const std::string name = model.path().lexically_normal().filename().string();
     io::write_file_atomically(
         o.plot, study::svg_document(study::ablation_plots({{name, results, model.config().experts_per_token()}})));
   }

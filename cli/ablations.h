@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "cli/model_options.h"
+#include "dsmoe/evaluate.h"
 #include "study/ablation.h"
 
 namespace dsmoe::cli {
 
-struct AblationOptions {
+struct AblationFlags {
   study::AblationRequest request;
   std::string plot;
 
@@ -19,7 +19,7 @@ struct AblationOptions {
 };
 
 // Evaluates the sequences once as the model is and once for each change, and prints a table (or JSON).
-void run_ablations(const AblationOptions& options, const ModelOptions& model_options, const Transformer& model,
-                   const std::vector<std::vector<std::int32_t>>& sequences, bool json);
+void run_ablations(const AblationFlags& flags, const Model& model, const EvaluateOptions& options,
+                   const TokenSequences& sequences, bool json);
 
 }  // namespace dsmoe::cli

@@ -136,31 +136,31 @@ void add_bench_layer(CLI::App& bench) {
   o.config.hidden_size = 2048, o.config.expert_size = 1408, o.config.routed_experts = 64;
   o.config.experts_per_token = 6, o.config.shared_experts = 2;
   CLI::App* layer =
-      add_command(bench, "layer", "One DeepSeekMoE layer on random weights (default: that of deepseek-moe-16b)");
-  layer->add_option("--device", o.device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
-  layer
-      ->add_option("--tokens", o.tokens,
-                   "Tokens per pass; several separated by commas [512; cuda: 1,8,64,256,1024,4096,16384]")
+      add_command(bench, "layer", "Benchmark one MoE layer with random weights (default: deepseek-moe-16b's)");
+  layer->add_option("--device", o.device, "Device: cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  layer->add_option("--tokens", o.tokens, "Tokens per pass; comma-separated [512; cuda: 1,8,64,256,1024,4096,16384]")
       ->delimiter(',');
-  layer->add_option("--hidden-size", o.config.hidden_size, "Model width D")->capture_default_str();
-  layer->add_option("--expert-size", o.config.expert_size, "Width F of one expert")->capture_default_str();
-  layer->add_option("--experts", o.config.routed_experts, "Routed experts E")->capture_default_str();
-  layer->add_option("--top-k", o.config.experts_per_token, "Routed experts per token K")->capture_default_str();
-  layer->add_option("--shared", o.config.shared_experts, "Shared experts S")->capture_default_str();
+  layer->add_option("--hidden-size", o.config.hidden_size, "Hidden size (D)")->capture_default_str();
+  layer->add_option("--expert-size", o.config.expert_size, "Intermediate size of an expert (F)")->capture_default_str();
+  layer->add_option("--experts", o.config.routed_experts, "Routed experts (E)")->capture_default_str();
+  layer->add_option("--top-k", o.config.experts_per_token, "Routed experts per token (K)")->capture_default_str();
+  layer->add_option("--shared", o.config.shared_experts, "Shared experts (S)")->capture_default_str();
   layer
       ->add_option("--dtype", o.dtype_name,
-                   "f32, bf16 or, on the CPU, q8_0, q4_0, q5_0, q4_k, q5_k, q6_k [f32; cuda: bf16]")
+                   "Dtype of the weights: f32, bf16 or, on the CPU, q8_0, q4_0, q5_0, q4_k, q5_k, q6_k [f32; cuda: bf16]")
       ->check(CLI::IsMember({"f32", "bf16", "q8_0", "q4_0", "q5_0", "q4_k", "q5_k", "q6_k"}));
   layer->add_option("--path", o.path, "CUDA kernels: auto, hopper, mma or plain")
       ->check(CLI::IsMember({"auto", "hopper", "mma", "plain"}))
       ->capture_default_str();
-  layer->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
-  layer->add_option("--repeat", o.repeat, "Timed runs, of which the median counts")
+  layer->add_option("-t,--threads", o.threads, "CPU threads (0: one per core)")->capture_default_str();
+  layer->add_option("--repeat", o.repeat, "Timed runs; the median is reported")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  layer->add_flag("--backward", o.backward, "Also forward and backward together");
-  layer->add_flag("--skew", o.skew, "Uneven routing: one expert with 30% of the tokens, eight with none");
-  layer->add_flag("!--no-check", o.check, "Skip the comparison with the plain reference");
+  layer->add_flag("--backward", o.backward, "Also measure forward + backward");
+  layer->add_flag("--skew", o.skew, "Skewed routing: one expert gets 30% of the tokens, eight get none");
+  layer->add_flag("!--no-check", o.check, "Skip the check against the reference implementation");
   layer->add_flag("--json", o.json, "Print the results as JSON");
   layer->footer("Example:\n  dsmoe bench layer --tokens 1,16,512 --dtype q4_0");
   layer->callback([options] { run(*options); });

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 
+#include "api/model_impl.h"
 #include "cli/bench.h"
 #include "cli/commands.h"
 #include "cli/format.h"
@@ -15,6 +16,7 @@
 #include "cli/output.h"
 #include "cli/table.h"
 #include "core/random.h"
+#include "infer/session.h"
 #include "io/mapped_file.h"
 #include "model/plan.h"
 #include "ops/cpu/kernels.h"
@@ -25,7 +27,7 @@ namespace dsmoe::cli {
 namespace {
 
 struct Options {
-  ModelOptions model;
+  ModelFlags model;
   std::vector<Index> prompt = {512}, generate = {64};
   int repeat = 5;
   bool cold = false, json = false;
@@ -98,16 +100,22 @@ void drop_model_from_cache(const std::string& path) {
 
 class Bench {
  public:
-  explicit Bench(const Options& o) : o_(o), ctx_(o.model.threads), began_(start()), model_(o.model.load()), work_(model_) {
+  explicit Bench(const Options& o)
+      : o_(o),
+        ctx_(o.model.session.threads),
+        began_(start()),
+        loaded_(o.model.open()),
+        model_(*loaded_->impl().transformer),
+        work_(model_) {
     const double loaded = now_seconds();
-    Session session(ctx_, model_, {.context = 1, .cache_dtype = o.model.session().cache_dtype});
+    infer::Session session(ctx_, model_, {.context = 1, .cache_dtype = o.model.session.cache_dtype});
     session.feed(random_ids(model_.config(), 1));
     load_seconds_ = loaded - began_;
     first_token_seconds_ = now_seconds() - began_;
   }
 
   void run() {
-    const std::optional<DType> cache = o_.model.session().cache_dtype;
+    const std::optional<DType> cache = o_.model.session.cache_dtype;
     for (const Index n : o_.prompt) {
       if (n <= 0) continue;
       const std::vector<std::int32_t> ids = random_ids(model_.config(), n);
@@ -117,7 +125,7 @@ class Bench {
             return static_cast<double>(n) * peak_ / (work_.flops_per_token * static_cast<double>(n) + work_.head_flops);
           },
           [&] {
-            Session session(ctx_, model_, {.context = n, .cache_dtype = cache});
+            infer::Session session(ctx_, model_, {.context = n, .cache_dtype = cache});
             const double began = now_seconds();
             session.feed(ids);
             return now_seconds() - began;
@@ -129,7 +137,7 @@ class Bench {
       measure(
           fmt::format("tg{}", n), n, [&] { return bandwidth_ / work_.bytes_per_token; },
           [&] {
-            Session session(ctx_, model_, {.context = n, .cache_dtype = cache});
+            infer::Session session(ctx_, model_, {.context = n, .cache_dtype = cache});
             const double began = now_seconds();
             for (const std::int32_t id : ids) session.feed(std::span(&id, 1));
             return now_seconds() - began;
@@ -141,7 +149,7 @@ class Bench {
 
  private:
   double start() const {
-    if (o_.cold) drop_model_from_cache(o_.model.folder);
+    if (o_.cold) drop_model_from_cache(o_.model.path);
     return now_seconds();
   }
 
@@ -169,7 +177,7 @@ class Bench {
                       {"stddev", r.deviation()},
                       {"bound_tokens_per_second", r.bound},
                       {"share_of_bound", median(r.rates) / r.bound}});
-    print_json({{"model", o_.model.folder},
+    print_json({{"model", o_.model.path},
                 {"parameters", work_.parameters},
                 {"bytes", work_.bytes},
                 {"active_bytes_per_token", work_.bytes_per_token},
@@ -187,7 +195,7 @@ class Bench {
   }
 
   void print_as_table() const {
-    const std::string name = std::filesystem::path(o_.model.folder).lexically_normal().filename().string();
+    const std::string name = std::filesystem::path(o_.model.path).lexically_normal().filename().string();
     Table table({"model", "size", "params", "backend", "threads", "test", "t/s", "bound t/s", "of bound"});
     for (const Result& r : results_)
       table.row({fmt::format("{} {}", name, to_string(work_.stored)), human_bytes(work_.bytes),
@@ -207,7 +215,8 @@ class Bench {
   const Options& o_;
   Context ctx_;
   double began_;
-  Transformer model_;
+  std::shared_ptr<Model> loaded_;
+  Transformer& model_;
   Work work_;
   double load_seconds_ = 0, first_token_seconds_ = 0, peak_ = 0, bandwidth_ = 0;
   std::vector<Result> results_;
@@ -224,21 +233,20 @@ void run(const Options& o) {
 void add_bench_model(CLI::App& bench) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = add_command(bench, "model", "Prompt processing and generation of a whole model");
+  CLI::App* command = add_command(bench, "model", "Benchmark prompt processing and generation of a model");
   o.model.add(*command);
-  command->add_option("--cache-dtype", o.model.cache_dtype, "Keep keys and values in f32 or bf16; auto: as the weights")
-      ->check(CLI::IsMember({"auto", "f32", "bf16"}));
-  command->add_option("-p,--n-prompt", o.prompt, "Prompt tokens; several separated by commas, 0: none")
+  o.model.add_threads(*command);
+  add_flags(*command, o.model.session, {.only = {"cache-dtype"}});
+  command->add_option("-p,--n-prompt", o.prompt, "Prompt lengths in tokens; comma-separated (0: none)")
       ->delimiter(',')
       ->capture_default_str();
-  command->add_option("-n,--n-gen", o.generate, "Generated tokens; several separated by commas, 0: none")
+  command->add_option("-n,--n-gen", o.generate, "Tokens to generate; comma-separated (0: none)")
       ->delimiter(',')
       ->capture_default_str();
-  command->add_option("-r,--repetitions", o.repeat, "Timed runs, of which the median counts")
+  command->add_option("-r,--repetitions", o.repeat, "Timed runs; the median is reported")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_flag("--cold", o.cold,
-                    "Take the model out of the system's file cache first, and time the first token from there");
+  command->add_flag("--cold", o.cold, "Evict the model from the page cache first, and time the first token from there");
   command->add_flag("--json", o.json, "Print the results as JSON");
   command->footer("Example:\n  dsmoe bench model -m MODEL -p 512 -n 64");
   command->callback([options] { run(*options); });

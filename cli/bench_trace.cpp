@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "api/model_impl.h"
 #include "cli/bench.h"
 #include "cli/commands.h"
 #include "cli/model_options.h"
@@ -13,6 +14,7 @@
 #include "core/fail.h"
 #include "core/random.h"
 #include "dsmoe/routing_overrides.h"
+#include "infer/session.h"
 #include "study/routing_study.h"
 #include "study/trace.h"
 
@@ -21,7 +23,7 @@ namespace dsmoe::cli {
 namespace {
 
 struct Options {
-  ModelOptions model;
+  ModelFlags model;
   Index prompt = 512;
   int repeat = 15;
   bool json = false;
@@ -51,8 +53,9 @@ struct Mode {
 };
 
 void run(const Options& o) {
-  const Transformer model = o.model.load();
-  Context ctx(o.model.threads);
+  const std::shared_ptr<const Model> loaded = o.model.open();
+  const Transformer& model = *loaded->impl().transformer;
+  Context ctx(o.model.session.threads);
   const study::RoutingShape shape = study::RoutingShape::of(model.config());
   std::vector<std::int32_t> ids;
   const Philox rng(1, 2);
@@ -81,7 +84,7 @@ void run(const Options& o) {
   std::vector<double> plain;
   for (int i = -1; i < o.repeat; ++i)
     for (Mode& mode : modes) {
-      Session session(ctx, model, {.context = o.prompt});
+      infer::Session session(ctx, model, {.context = o.prompt});
       if (mode.recorder) mode.recorder->start(ids, 0), session.set_probe(mode.recorder->probe());
       taken = 0;
       const double start = now_seconds();
@@ -128,10 +131,13 @@ void add_bench_trace(CLI::App& bench) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
   CLI::App* command =
-      add_command(bench, "trace", "What statistics and traces of the routing cost while a prompt is processed");
+      add_command(bench, "trace", "Benchmark the cost of routing statistics and traces during prompt processing");
   o.model.add(*command);
-  command->add_option("-p,--n-prompt", o.prompt, "Prompt tokens")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("-r,--repetitions", o.repeat, "Timed runs of each")
+  o.model.add_threads(*command);
+  command->add_option("-p,--n-prompt", o.prompt, "Prompt length in tokens")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("-r,--repetitions", o.repeat, "Timed runs of each mode")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_flag("--json", o.json, "Print the results as JSON");

@@ -83,10 +83,10 @@ class PeakMemory {
 
 Result measure(Context& ctx, const ModelConfig& c, const Options& o, const std::string& dtype) {
   Result r{.dtype = dtype};
-  const DType type = dtype == "bf16" ? DType::kBF16 : DType::kF32;
+  const DType type = *option_value<DType>(dtype);
   const PeakMemory memory;
   train::TrainOptions options;
-  options.dtype = dtype;
+  options.dtype = type;
   options.batch_size = o.batch;
   options.seq_len = o.length;
   options.recompute = o.recompute;
@@ -160,20 +160,20 @@ void run(const Options& o) {
 void add_bench_train(CLI::App& bench) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = add_command(bench, "train", "Training steps: forward, backward and AdamW");
-  command->add_option("--preset", o.preset, "A known model instead of the small one that is measured by default");
-  command->add_option("--config", o.config, "A config.json instead");
-  command->add_option("--dtype", o.dtypes, "f32, bf16 or both separated by a comma")
+  CLI::App* command = add_command(bench, "train", "Benchmark training steps: forward, backward and AdamW");
+  command->add_option("--preset", o.preset, "Known architecture (default: a small one)");
+  command->add_option("--config", o.config, "Architecture from a config.json");
+  command->add_option("--dtype", o.dtypes, "Dtype: f32, bf16 or both, comma-separated")
       ->delimiter(',')
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
-  command->add_option("--batch-size", o.batch, "Sequences of a step")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--seq-len", o.length, "Tokens of a sequence")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_flag("--recompute", o.recompute, "Compute blocks again in backward instead of keeping them");
-  command->add_option("-r,--repetitions", o.repeat, "Timed steps, of which the median counts")
+  command->add_option("--batch-size", o.batch, "Sequences per step")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--seq-len", o.length, "Tokens per sequence")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_flag("--recompute", o.recompute, "Activation checkpointing: recompute blocks in the backward pass");
+  command->add_option("-r,--repetitions", o.repeat, "Timed steps; the median is reported")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
+  command->add_option("-t,--threads", o.threads, "CPU threads (0: one per core)")->capture_default_str();
   command->add_flag("--json", o.json, "Print the results as JSON");
   command->footer("Example:\n  dsmoe bench train --dtype f32");
   command->callback([options] { run(*options); });

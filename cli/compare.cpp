@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "cli/interrupt.h"
+#include "cli/option_flags.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -61,7 +62,7 @@ void print_result(const study::Comparison& found) {
 Tokenizer tokenizer_for(const Options& o) {
   if (!o.tokenizer.empty()) return Tokenizer::load(o.tokenizer);
   if (o.compare.train.data != std::vector<std::string>{train::kBuiltin})
-    throw UsageError("--data other than builtin needs a --tokenizer: a folder with tokenizer.json");
+    throw UsageError("--data other than builtin needs --tokenizer: a folder with tokenizer.json");
   return train::builtin_tokenizer(static_cast<std::int32_t>(o.compare.base.vocab_size));
 }
 
@@ -92,7 +93,7 @@ void run(Options o, const std::string& command) {
   if (progress) progress->finish();
   if (!found) {
     if (o.json) return print_json({{"stopped", true}, {"signal", interrupt.signal_name()}});
-    print(fmt::format("Stopped by {}. Go on with the same command.\n", interrupt.signal_name()));
+    print(fmt::format("Stopped by {}. Run the same command again to resume.\n", interrupt.signal_name()));
     return;
   }
   const std::filesystem::path out = o.out;
@@ -123,40 +124,32 @@ void add_compare(CLI::App& program) {
   t.steps = 140, t.lr = 4e-3, t.eval_every = 0, t.eval_sequences = 48, t.keep = 1;
   o.compare.ablation_sequences = 48;
   CLI::App* command =
-      add_command(program, "compare", "Train conventional, fine-grained, shared and dense models alike, and compare them");
+      add_command(program, "compare",
+                  "Train conventional, fine-grained, shared-expert and dense models at equal compute, and compare them");
   command->add_option(
       "--preset", o.preset,
-      "The DeepSeekMoE form, a known model: " + CLI::detail::join(ModelConfig::preset_names(), ", ") + "; tiny");
-  command->add_option("--config", o.config, "The DeepSeekMoE form, a config.json");
+      "DeepSeekMoE architecture to compare (default: tiny): " + CLI::detail::join(ModelConfig::preset_names(), ", "));
+  command->add_option("--config", o.config, "The same, as a config.json");
   command
       ->add_option("--granularity", o.compare.split,
-                   "Experts that a conventional one was cut into (m); 0: as many as leave two active")
+                   "Experts that a conventional expert was split into (m; 0: as many as leave two active)")
       ->capture_default_str();
-  command->add_option("-o,--out", o.out, "The folder for runs and report; the same command goes on where it was stopped")
+  command->add_option("-o,--out", o.out, "Output folder for runs and report; run the same command again to resume")
       ->required();
-  command->add_option("--data", t.data, "builtin, or text files, .jsonl files and folders")->capture_default_str();
-  command->add_option("--field", t.field, "Field with the text, in .jsonl files")->capture_default_str();
-  command->add_option("--label-by", t.label_by, "Domains of a folder's files: folder (one below it) or file")
-      ->capture_default_str();
-  command->add_option("--label-field", t.label_field, "Field with the domain, in .jsonl files, where a line has one")
-      ->capture_default_str();
-  command->add_option("--tokenizer", o.tokenizer, "A folder with tokenizer.json; builtin data need none");
-  command->add_option("--seeds", o.compare.seeds, "Runs of each")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("-s,--seed", t.seed, "The first seed, of the weights and of the data's order")->capture_default_str();
-  command->add_option("--steps", t.steps, "Updates of each run")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--batch-size", t.batch_size, "Sequences per update")
+  command->add_option("--tokenizer", o.tokenizer, "Folder with tokenizer.json (not needed for builtin data)");
+  command->add_option("--seeds", o.compare.seeds, "Runs per architecture, with consecutive seeds")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--seq-len", t.seq_len, "Tokens of a sequence")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--lr", t.lr, "Learning rate")->capture_default_str();
-  command->add_option("--holdout", t.holdout, "Share of the data kept for the losses")->capture_default_str();
-  command->add_option("--eval-every", t.eval_every, "Steps between held-out losses; 0: a seventh of the steps")
-      ->capture_default_str();
-  command->add_option("--eval-sequences", t.eval_sequences, "Held-out sequences of each")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_option("--dtype", t.dtype, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
-  command->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
+  add_flags(*command, t,
+            {.only = {"data", "field", "label-by", "label-field", "seed", "steps", "batch-size", "seq-len", "lr", "holdout",
+                      "eval-every", "eval-sequences", "dtype"},
+             .help = {{"data", "Training data: builtin, or text files, .jsonl files and folders"},
+                      {"seed", "First seed, of the weights and of the order of the data"},
+                      {"steps", "Optimizer steps per run"},
+                      {"batch-size", "Sequences per optimizer step"},
+                      {"lr", "Peak learning rate"},
+                      {"eval-every", "Steps between evaluations on the held-out data (0: a seventh of the steps)"}}});
+  command->add_option("-t,--threads", o.threads, "CPU threads (0: one per core)")->capture_default_str();
   command->add_flag("--json", o.json, "Print the result as JSON");
   command->footer("Example:\n  dsmoe compare --preset tiny -o comparison");
   command->callback([options] {

@@ -13,6 +13,7 @@
 #include "formats/gguf_config.h"
 #include "formats/gguf_export.h"
 #include "formats/model_source.h"
+#include "train/companions.h"
 
 namespace dsmoe::cli {
 
@@ -41,7 +42,7 @@ std::uint64_t to_folder(const Options& o, const ModelSource& model, DType dtype)
   prepare_output(o.out, bytes, o.force);
   with_progress("convert", bytes,
                 [&](const ByteProgress& progress) { save_model(o.out, model, dtype, o.shard_bytes(), progress); });
-  write_companions(o.out, model.config(), tokenizer);
+  train::write_companions(o.out, model.config(), tokenizer);
   return bytes;
 }
 
@@ -67,16 +68,16 @@ void run(const Options& o) {
 void add_convert(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = add_command(program, "convert", "A model from a Hugging Face folder to a GGUF file, or back");
-  command->add_option("in", o.in, "The model: a folder or a .gguf file")->required();
-  command->add_option("-o,--out", o.out, "Where to: a name that ends with .gguf, or a folder")->required();
-  command->add_option("--type", o.type, "f32, f16 or bf16; auto: as the weights are stored, and f32 for quantized ones")
+  CLI::App* command = add_command(program, "convert", "Convert a model between a Hugging Face folder and GGUF");
+  command->add_option("in", o.in, "Model: a Hugging Face folder or a .gguf file")->required();
+  command->add_option("-o,--out", o.out, "Output: a file name ending in .gguf, or a folder")->required();
+  command->add_option("--type", o.type, "Output dtype: f32, f16 or bf16 (auto: as stored; f32 if quantized)")
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16"}))
       ->capture_default_str();
   o.add(*command);
   command->footer(
       "Examples:\n  dsmoe convert my-model -o my-model.gguf\n  dsmoe convert my-model.gguf -o my-folder\n"
-      "dsmoe quantize makes smaller files.");
+      "dsmoe quantize writes quantized GGUF files.");
   command->callback([options] { run(*options); });
 }
 

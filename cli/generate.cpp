@@ -9,16 +9,15 @@
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "core/fail.h"
-#include "formats/model_source.h"
-#include "infer/text_stream.h"
+#include "dsmoe/session.h"
 
 namespace dsmoe::cli {
 
 namespace {
 
 struct Options {
-  ModelOptions model;
-  SamplingOptions sampling;
+  ModelFlags model;
+  SamplingFlags sampling;
   std::optional<std::string> prompt;
   std::string file;
   std::vector<std::int32_t> ids;
@@ -36,50 +35,14 @@ nlohmann::ordered_json routing_json(Index layer, const Routing& r) {
   return {{"layer", layer}, {"experts", experts}, {"weights", weights}};
 }
 
-void run(const Options& o) {
-  if (!o.ids.empty() && (o.prompt || !o.file.empty())) throw UsageError("give either a text or --ids");
-  if (o.routing && !o.json) throw UsageError("--routing needs --json");
-  o.model.check_folder();
-  const std::optional<Tokenizer> tokenizer = load_tokenizer(o.model.folder);
-  if (!tokenizer && o.ids.empty())
-    fail(ErrorCode::kInvalidArgument, "{} has no tokenizer; give the prompt as token ids with --ids", o.model.folder);
-  const Transformer model = o.model.load();
-  const GenerateOptions generate = o.sampling.generate(model.config(), tokenizer ? &*tokenizer : nullptr);
-  std::vector<std::int32_t> prompt = o.ids;
-  std::string text;
-  if (prompt.empty()) {
-    text = o.prompt ? *o.prompt : read_text(o.file.empty() ? "-" : o.file);
-    prompt = tokenizer->encode(text, {.parse_special = !o.no_special});
-  }
-  if (prompt.empty()) fail(ErrorCode::kInvalidArgument, "the prompt is empty; give one with -p, -f or on standard input");
-
-  Context ctx(o.model.threads);
-  Session session(ctx, model, o.model.session());
-  nlohmann::ordered_json routing = nlohmann::ordered_json::array();
-  if (o.routing) session.set_probe([&](Index layer, const Routing& r) { routing.push_back(routing_json(layer, r)); });
-  std::optional<TextStream> stream;
-  if (tokenizer) stream.emplace(*tokenizer, o.sampling.stop);
-
-  const Interrupt interrupt;
-  std::string answer;
-  const auto give = [&](const std::string& part) {
-    answer += part;
-    if (o.json) return;
-    print(part);
-    flush_output();
-  };
-  const Generated out = session.generate(prompt, generate, [&](std::int32_t id) {
-    give(stream ? stream->push(id) : fmt::format("{} ", id));
-    return !(stream && stream->stopped()) && !interrupt.pending();
-  });
-  if (stream) give(stream->finish());
-
+void print_result(const Options& o, const Generated& out, const std::vector<std::int32_t>& prompt, bool has_text,
+                  const nlohmann::ordered_json& routing) {
   const double decode_rate = out.seconds > 0 ? static_cast<double>(out.ids.size()) / out.seconds : 0;
   const double prompt_rate = static_cast<double>(out.prompt_tokens) / out.prompt_seconds;
   if (o.json) {
     nlohmann::ordered_json j = {{"prompt_ids", prompt},
                                 {"ids", out.ids},
-                                {"text", tokenizer ? nlohmann::ordered_json(answer) : nlohmann::ordered_json()},
+                                {"text", has_text ? nlohmann::ordered_json(out.text) : nlohmann::ordered_json()},
                                 {"finish", to_string(out.finish)},
                                 {"prompt_tokens", out.prompt_tokens},
                                 {"prompt_seconds", out.prompt_seconds},
@@ -88,8 +51,7 @@ void run(const Options& o) {
                                 {"seconds", out.seconds},
                                 {"tokens_per_second", decode_rate}};
     if (o.routing) j["routing"] = routing;
-    print_json(j);
-    return;
+    return print_json(j);
   }
   print("\n");
   if (!o.quiet)
@@ -97,24 +59,55 @@ void run(const Options& o) {
                            out.prompt_tokens, prompt_rate, out.ids.size(), decode_rate, to_string(out.finish)));
 }
 
+void run(const Options& o) {
+  if (!o.ids.empty() && (o.prompt || !o.file.empty())) throw UsageError("give either a text or --ids");
+  if (o.routing && !o.json) throw UsageError("--routing needs --json");
+  const std::shared_ptr<const Model> model = o.model.open();
+  const std::optional<Tokenizer>& tokenizer = model->tokenizer();
+  std::vector<std::int32_t> prompt = o.ids;
+  if (prompt.empty()) {
+    if (!tokenizer)
+      fail(ErrorCode::kInvalidArgument, "{} has no tokenizer; give the prompt as token ids with --ids", o.model.path);
+    prompt = tokenizer->encode(o.prompt ? *o.prompt : read_text(o.file.empty() ? "-" : o.file),
+                               {.parse_special = !o.no_special});
+  }
+  if (prompt.empty()) fail(ErrorCode::kInvalidArgument, "the prompt is empty; give one with -p, -f or on standard input");
+
+  Session session(model, o.model.session);
+  nlohmann::ordered_json routing = nlohmann::ordered_json::array();
+  if (o.routing) session.set_probe([&](Index layer, const Routing& r) { routing.push_back(routing_json(layer, r)); });
+  const Interrupt interrupt;
+  const Generated out = session.generate(prompt, o.sampling.generate, [&](const Piece& piece) {
+    if (!o.json) {
+      print(tokenizer ? std::string(piece.text) : fmt::format("{} ", piece.id));
+      flush_output();
+    }
+    return !interrupt.pending();
+  });
+  print_result(o, out, prompt, tokenizer.has_value(), routing);
+}
+
 }  // namespace
 
 void add_generate(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = add_command(program, "generate", "Continue a prompt");
+  CLI::App* command = add_command(program, "generate", "Generate text from a prompt");
   o.model.add(*command);
-  o.model.add_context(*command);
-  command->add_option("-p,--prompt", o.prompt, "The prompt; without it, --file or standard input");
-  command->add_option("-f,--file", o.file, "A file with the prompt; - for standard input");
-  command->add_option("--ids", o.ids, "The prompt as token ids, with spaces or commas between; needs no tokenizer")
+  add_flags(*command, o.model.session);
+  command->add_option("-p,--prompt", o.prompt, "Prompt (default: read --file or standard input)");
+  command->add_option("-f,--file", o.file, "File with the prompt (-: standard input)");
+  command->add_option("--ids", o.ids, "Prompt as token ids, separated by spaces or commas; needs no tokenizer")
       ->delimiter(',');
   o.sampling.add(*command);
-  command->add_flag("--no-special", o.no_special, "Take the text of special tokens in the prompt as ordinary text");
-  command->add_flag("--routing", o.routing, "With --json: the experts and weights of every token in every MoE layer");
-  command->add_flag("--json", o.json, "Print ids, text and timing as JSON");
-  command->add_flag("-q,--quiet", o.quiet, "No line about speed at the end");
-  command->footer("Example:\n  dsmoe generate -m MODEL -p \"An attention function can be described as\" -n 64 --temp 0");
+  command->add_flag("--no-special", o.no_special, "Treat special tokens in the prompt as plain text");
+  command->add_flag("--routing", o.routing, "With --json: the experts and gate weights of every token in every MoE layer");
+  command->add_flag("--json", o.json, "Print token ids, text and timings as JSON");
+  command->add_flag("-q,--quiet", o.quiet, "Do not print the timings");
+  command->footer(
+      "Examples:\n"
+      "  dsmoe generate -m MODEL -p \"An attention function can be described as\" -n 64 --temp 0\n"
+      "  dsmoe generate -m model-q4_k_m.gguf -f prompt.txt --stop \"User:\"");
   command->callback([options] { run(*options); });
 }
 

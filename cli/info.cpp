@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "api/options_table.h"
 #include "cli/build_info.h"
 #include "cli/commands.h"
 #include "cli/format.h"
@@ -63,7 +64,11 @@ Json collect() {
       {"build_type", kBuildType},
       {"compiler", kCompiler},
       {"sanitizers", kSanitizers},
-      {"cpu", {{"name", cpu_name()}, {"features", features()}, {"kernels", cpu::kernels().name}, {"threads", ThreadPool::available_cores()}}},
+      {"cpu",
+       {{"name", cpu_name()},
+        {"features", features()},
+        {"kernels", cpu::kernels().name},
+        {"threads", ThreadPool::available_cores()}}},
       {"memory", {{"total", memory_of("MemTotal")}, {"available", memory_of("MemAvailable")}}},
       {"cuda", {{"built", kCudaBuilt}}},
       {"libraries", libraries()},
@@ -94,11 +99,14 @@ std::string report(const Json& info) {
 }  // namespace
 
 void add_info(CLI::App& program) {
-  CLI::App* command = add_command(program, "info", "Show the build, the CPU and its features in use, GPU and libraries.");
+  CLI::App* command = add_command(program, "info", "Show build options, CPU features in use, CUDA support and libraries");
   command->footer("Example:\n  dsmoe info --json");
   const auto json = std::make_shared<bool>(false);
-  command->add_flag("--json", *json, "Print for machines");
-  command->callback([json] {
+  const auto options = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "Print as JSON");
+  command->add_flag("--options", *options, "Print docs/options.md")->group("");  // for this repository; not in --help
+  command->callback([json, options] {
+    if (*options) return print(options_markdown());
     const Json info = collect();
     *json ? print_json(info) : print(report(info));
   });

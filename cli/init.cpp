@@ -7,14 +7,15 @@
 
 #include "cli/commands.h"
 #include "cli/format.h"
-#include "cli/model_options.h"
 #include "cli/model_output.h"
+#include "cli/option_flags.h"
 #include "cli/output.h"
 #include "core/fail.h"
 #include "formats/folder_export.h"
 #include "formats/gguf_export.h"
 #include "io/gguf_metadata.h"
 #include "model/weights.h"
+#include "train/companions.h"
 
 namespace dsmoe::cli {
 
@@ -26,7 +27,7 @@ struct Options : WriteOptions {
 };
 
 std::uint64_t write_folder(const Options& o, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer) {
-  const std::optional<DType> dtype = parse_dtype(o.type);
+  const std::optional<DType> dtype = option_value<DType>(o.type);
   if (o.type != "f32" && o.type != "bf16")
     throw UsageError(fmt::format("a folder holds f32 or bf16; for {} write a file whose name ends with .gguf", o.type));
   const std::uint64_t bytes = static_cast<std::uint64_t>(parameter_count(config)) * size_of(*dtype);
@@ -38,7 +39,7 @@ std::uint64_t write_folder(const Options& o, const ModelConfig& config, const st
         [&](const Parameter& p, std::size_t number) { return initial_tensor(config, p, number, o.seed, *dtype, ctx); },
         o.shard_bytes(), progress);
   });
-  write_companions(o.out, config, tokenizer);
+  train::write_companions(o.out, config, tokenizer);
   return bytes;
 }
 
@@ -75,7 +76,7 @@ void run(const Options& o) {
   } else {
     print(fmt::format("{}: {} parameters in {}, {}, seed {}{}\n", o.out, thousands(parameters), o.type,
                       human_bytes(static_cast<double>(bytes)), o.seed,
-                      tokenizer ? "" : "; without a tokenizer (give one with --tokenizer FOLDER)"));
+                      tokenizer ? "" : "; no tokenizer (add one with --tokenizer FOLDER)"));
   }
 }
 
@@ -84,17 +85,17 @@ void run(const Options& o) {
 void add_init(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = add_command(program, "init", "Write a randomly initialised model");
-  command->add_option("--preset", o.preset, "A known model: " + CLI::detail::join(ModelConfig::preset_names(), ", "));
-  command->add_option("--config", o.config, "A config.json, or a folder that has one");
-  command->add_option("-o,--out", o.out, "The folder to write, or a file whose name ends with .gguf")->required();
-  command->add_option("-s,--seed", o.seed, "The same seed gives the same bytes")->capture_default_str();
+  CLI::App* command = add_command(program, "init", "Create a model with random weights");
+  command->add_option("--preset", o.preset, "Known architecture: " + CLI::detail::join(ModelConfig::preset_names(), ", "));
+  command->add_option("--config", o.config, "config.json, or a folder that has one");
+  command->add_option("-o,--out", o.out, "Output folder, or a file name ending in .gguf")->required();
+  command->add_option("-s,--seed", o.seed, "Seed; the same seed gives the same bytes")->capture_default_str();
   command
       ->add_option("--type,--dtype", o.type,
-                   "f32 or bf16; in a .gguf file also f16, q8_0, q6_k, q5_0, q4_k_m, q4_k or q4_0")
+                   "Dtype: f32 or bf16; for .gguf also f16, q8_0, q6_k, q5_0, q4_k_m, q4_k or q4_0")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "q8_0", "q6_k", "q5_0", "q4_k_m", "q4_k", "q4_0"}))
       ->capture_default_str();
-  command->add_option("--tokenizer", o.tokenizer, "A folder with tokenizer.json to put into the model");
+  command->add_option("--tokenizer", o.tokenizer, "Folder with the tokenizer.json to include");
   o.add(*command);
   command->footer(
       "Examples:\n  dsmoe init --preset tiny --seed 1 -o tiny-model\n"

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "api/model_impl.h"
 #include "cli/build_info.h"
 #include "cli/commands.h"
 #include "cli/format.h"
@@ -15,7 +16,6 @@
 #include "cli/table.h"
 #include "core/fail.h"
 #include "dsmoe/segmentation.h"
-#include "formats/model_source.h"
 #include "io/atomic_file.h"
 #include "study/report.h"
 
@@ -24,7 +24,7 @@ namespace dsmoe::cli {
 namespace {
 
 struct Options {
-  ModelOptions model;
+  ModelFlags model;
   StudyDataOptions data;
   std::string out, csv, trace, replay, against;
   Index sample = 2000;
@@ -42,7 +42,7 @@ study::InspectOptions inspect_options(const Options& o, Progress& progress) {
 }
 
 study::Inspection look(const Options& o, study::ReportModel& about) {
-  Context ctx(o.model.threads);
+  Context ctx(o.model.session.threads);
   Progress progress("inspect", 0, "tokens");
   study::InspectOptions options = inspect_options(o, progress);
   about.version = kVersion;
@@ -53,19 +53,20 @@ study::Inspection look(const Options& o, study::ReportModel& about) {
     progress.finish();
     return found;
   }
-  const Transformer model = o.model.load();
-  about.name = folder_name(o.model.folder);
+  const std::shared_ptr<const Model> loaded = o.model.open();
+  const Transformer& model = *loaded->impl().transformer;
+  about.name = folder_name(o.model.path);
   about.shared_experts = model.config().shared_experts();
   for (const Parameter& p : parameter_list(model.config())) about.parameters += p.shape.numel();
-  study::LabelledData data = o.data.open(model.config(), load_tokenizer(o.model.folder), o.model.context);
-  options.cache_dtype = parse_dtype(o.model.cache_dtype).value_or(model.dtype());
+  study::LabelledData data = o.data.open(model.config(), loaded->tokenizer(), o.model.session.context);
+  options.cache_dtype = o.model.session.cache_dtype.value_or(model.dtype());
 
-  std::optional<Transformer> other;
+  std::shared_ptr<const Model> other;
   if (!o.against.empty()) {
-    ModelOptions second = o.model;
-    second.folder = o.against;
-    other.emplace(second.load());
-    options.other = &*other;
+    ModelFlags second = o.model;
+    second.path = o.against;
+    other = second.open();
+    options.other = other->impl().transformer.get();
     about.other_name = folder_name(o.against);
     if (about.other_name == about.name) about.other_name = o.against;
   }
@@ -110,13 +111,13 @@ void print_summary(const study::Inspection& found) {
 }
 
 void run(const Options& o) {
-  if (o.replay.empty() && (o.model.folder.empty() || o.data.data.empty()))
+  if (o.replay.empty() && (o.model.path.empty() || o.data.data.empty()))
     throw UsageError("give a model (-m) and --data, or a trace (--replay)");
   if (!o.replay.empty() && !(o.data.data.empty() && o.against.empty() && o.trace.empty()))
     throw UsageError("--replay reads a trace instead of running a model; leave --data, --against and --trace out");
   study::ReportModel about;
   const study::Inspection found = look(o, about);
-  const std::optional<Tokenizer> tokenizer = o.model.folder.empty() ? std::nullopt : load_tokenizer(o.model.folder);
+  const std::optional<Tokenizer> tokenizer = o.model.path.empty() ? std::nullopt : Model::load_tokenizer(o.model.path);
   if (!o.csv.empty()) io::write_file_atomically(o.csv, study::inspection_csv(found, tokenizer));
   if (!o.out.empty())
     io::write_file_atomically(o.out, study::html_report(study::ReportKind::kInspect, "Routing of " + about.name,
@@ -134,21 +135,22 @@ void run(const Options& o) {
 void add_inspect(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = add_command(program, "inspect", "Show where a model's tokens go: a report of its experts");
-  o.model.add(*command);
-  command->get_option("--model")->required(false);
+  CLI::App* command =
+      add_command(program, "inspect", "Report which experts a model uses: load, domains, tokens, combinations");
+  o.model.add(*command)->required(false);
+  o.model.add_threads(*command);
   o.model.add_context(*command);
   o.data.add(*command);
-  command->add_option("-o,--out", o.out, "Write the report, one HTML file, here");
-  command->add_option("--csv", o.csv, "Write one line per layer and expert here");
-  command->add_option("--trace", o.trace, "Write every choice of every token here, for --replay");
-  command->add_option("--replay", o.replay, "Read a trace instead of running the model (-m then only gives the tokenizer)");
-  command->add_option("--against", o.against,
-                      "Compare the routing with that of another model or checkpoint on the same tokens");
-  command->add_option("--sample", o.sample, "Tokens of text to show in the report")
+  command->add_option("-o,--out", o.out, "Write the report to this HTML file");
+  command->add_option("--csv", o.csv, "Write a CSV file with one row per layer and expert");
+  command->add_option("--trace", o.trace, "Record the experts of every token in this file, for --replay");
+  command->add_option("--replay", o.replay,
+                      "Read a trace instead of running the model (-m then only provides the tokenizer)");
+  command->add_option("--against", o.against, "Compare the routing with another model or checkpoint on the same tokens");
+  command->add_option("--sample", o.sample, "Tokens of sample text in the report")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_flag("--json", o.json, "Print everything as JSON");
+  command->add_flag("--json", o.json, "Print all results as JSON");
   command->footer("Example:\n  dsmoe inspect -m MODEL --data prose=book.txt code=main.c -o report.html");
   command->callback([options] { run(*options); });
 }

@@ -30,8 +30,13 @@ class HelpFormatter : public CLI::Formatter {
  public:
   std::string make_option_opts(const CLI::Option* option) const override {
     const std::string type = option->get_type_name();  // "INT:POSITIVE" with a check
-    const std::string value = option->get_default_str();
+    std::string value = option->get_default_str();
+    if (value.starts_with("[")) value = value.substr(1, value.size() - 2);  // CLI11's lists have brackets of their own
     return type.empty() ? "" : " " + type.substr(0, type.find(':')) + (value.empty() ? "" : " [" + value + "]");
+  }
+  std::string make_option_name(const CLI::Option* option, bool positional) const override {
+    const std::string name = CLI::Formatter::make_option_name(option, positional);
+    return name.substr(0, name.find('{'));  // "--no-check{false}": what the flag sets is of no interest
   }
 };
 
@@ -91,11 +96,13 @@ int run(int argc, char** argv) {
   reserve_standard_files();
   ::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of the process (ulimit -f) is an error like a full disk
   log_to_stderr();
-  CLI::App program("Train, run and study DeepSeekMoE language models.", "dsmoe");
+  CLI::App program("Train, run and study DeepSeekMoE language models", "dsmoe");
   program.set_version_flag("--version", std::string("dsmoe ") + kVersion);
   program.formatter(std::make_shared<HelpFormatter>());
   program.require_subcommand(1);
-  program.footer("Each command has its own --help. Example:\n  dsmoe plan --preset deepseek-moe-16b");
+  program.footer(
+      "dsmoe COMMAND --help describes a command. Examples:\n  dsmoe plan --preset deepseek-moe-16b\n  dsmoe generate -m "
+      "model.gguf -p \"Once upon a time\"");
   for (const auto add : kCommands) add(program);
   try {
     if (argc < 2) throw UsageError("no command given");

@@ -1,43 +1,32 @@
-// Flags that several commands share: the model and where it runs, and sampling.
+// Flags that several commands share: the model, the context and sampling.
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <optional>
+#include <memory>
 #include <string>
 
-#include "dsmoe/tokenizer.h"
-#include "infer/session.h"
-#include "model/transformer.h"
+#include "cli/option_flags.h"
+#include "dsmoe/generate_options.h"
+#include "dsmoe/model.h"
 
 namespace dsmoe::cli {
 
-struct ModelOptions {
-  std::string folder;                // or a GGUF file
-  std::string dtype = "auto";        // of the weights in memory
-  std::string load_to = "auto";      // where weights are that are used as stored
-  std::string cache_dtype = "auto";  // of the keys and values
-  Index context = 0;
-  int threads = 0;
+struct ModelFlags {
+  std::string path;
+  ModelOptions load;
+  SessionOptions session;
 
-  void add(CLI::App& command);
-  void add_context(CLI::App& command);
-  void check_folder() const;  // throws when there is none: the same words whatever a command opens first
-  Transformer load() const;
-  Tokenizer tokenizer() const;  // throws when the model has none
-  SessionOptions session() const;
+  CLI::Option* add(CLI::App& command);  // the model and how it is loaded
+  void add_threads(CLI::App& command);
+  void add_context(CLI::App& command);  // context and dtype of the KV cache
+  std::shared_ptr<Model> open() const;  // behind a progress bar when that takes long
 };
 
-struct SamplingOptions {
-  SamplerOptions sampler;
-  Index max_tokens = 256;
-  std::vector<std::string> stop;
-  bool ignore_eos = false;
+struct SamplingFlags {
+  GenerateOptions generate;
 
   void add(CLI::App& command);
-  GenerateOptions generate(const ModelConfig& config, const Tokenizer* tokenizer) const;
 };
-
-std::optional<DType> parse_dtype(const std::string& name);  // none for "auto"
 
 // The whole of a file, or of standard input for "-".
 std::string read_text(const std::string& path);

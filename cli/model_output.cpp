@@ -16,11 +16,11 @@ namespace dsmoe::cli {
 namespace fs = std::filesystem;
 
 void WriteOptions::add(CLI::App& command) {
-  command.add_option("--shard-size", shard_gb, "GB per file of a folder at most")
+  command.add_option("--shard-size", shard_gb, "Maximum size of one safetensors file in GB")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command.add_option("-t,--threads", threads, "Threads; 0: one per core")->capture_default_str();
-  command.add_flag("--force", force, "Replace a model that is there");
+  command.add_option("-t,--threads", threads, "CPU threads (0: one per core)")->capture_default_str();
+  command.add_flag("--force", force, "Overwrite an existing model");
   command.add_flag("--json", json, "Print the result as JSON");
 }
 

@@ -70,8 +70,7 @@ void run(const Options& options) {
 }  // namespace
 
 void add_plan(CLI::App& program) {
-  CLI::App* command =
-      add_command(program, "plan", "Show parameters, FLOPs, memory and expert combinations of a model before it exists.");
+  CLI::App* command = add_command(program, "plan", "Estimate parameters, FLOPs, memory and expert combinations of a model");
   command->footer(
       "Examples:\n"
       "  dsmoe plan --preset deepseek-moe-16b\n"
@@ -84,18 +83,19 @@ void add_plan(CLI::App& program) {
     return command->add_option(flag, value, help)->type_name("INT")->check(positive);
   };
   auto* preset = command->add_option("--preset", o->preset,
-                                     fmt::format("A known model: {}", fmt::join(ModelConfig::preset_names(), ", ")));
-  auto* config = command->add_option("--config", o->config, "A config.json, or the folder of a model")->excludes(preset);
-  auto* experts = command->add_option("-N,--experts", o->experts, "Experts of a conventional layer");
-  auto* active = command->add_option("-K,--active", o->active, "Experts of these that a token runs");
-  command->add_option("-m,--split", o->split, "Split each expert into so many (with a model: how much it was split)");
-  auto* shared = command->add_option("-s,--shared", o->shared, "Of the split experts, so many serve every token");
-  auto* hidden = size("--hidden-size", o->hidden_size, "Width of the model; adds the sizes of the MoE layers");
-  auto* expert = size("--expert-size", o->expert_size, "Width of an expert before it is split");
-  auto* layers = size("--layers", o->layers, "Number of layers, all MoE");
-  auto* vocab = size("--vocab-size", o->vocab_size, "Size of the vocabulary; adds attention and embeddings");
-  size("--context", o->context, "Tokens of context, for attention and KV cache (a model's own length, or 4096)");
-  command->add_flag("--json", o->json, "Print for machines");
+                                     fmt::format("Known architecture: {}", fmt::join(ModelConfig::preset_names(), ", ")));
+  auto* config = command->add_option("--config", o->config, "config.json, or the folder of a model")->excludes(preset);
+  auto* experts = command->add_option("-N,--experts", o->experts, "Number of experts (N) of a conventional MoE layer");
+  auto* active = command->add_option("-K,--active", o->active, "Experts per token (K) of the conventional layer");
+  command->add_option("-m,--split", o->split,
+                      "Granularity (m): split each expert into m smaller ones (with a model: how much it was split)");
+  auto* shared = command->add_option("-s,--shared", o->shared, "Number of shared experts (Ks) among the split ones");
+  auto* hidden = size("--hidden-size", o->hidden_size, "Hidden size of the model; adds the sizes of the MoE layers");
+  auto* expert = size("--expert-size", o->expert_size, "Intermediate size of an expert before splitting");
+  auto* layers = size("--layers", o->layers, "Number of layers, all of them MoE");
+  auto* vocab = size("--vocab-size", o->vocab_size, "Vocabulary size; adds attention and embeddings");
+  size("--context", o->context, "Context length for attention and the KV cache (default: the model's, or 4096)");
+  command->add_flag("--json", o->json, "Print as JSON");
   experts->needs(active);
   active->needs(experts);
   shared->needs(experts);

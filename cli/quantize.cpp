@@ -75,19 +75,18 @@ void run(const Options& o) {
 void add_quantize(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = add_command(program, "quantize", "A smaller model, as a GGUF file");
-  command->add_option("in", o.in, "The model: a folder or a .gguf file")->required();
-  command->add_option("-o,--out", o.out, "The .gguf file to write")->required();
-  command
-      ->add_option("--type", o.type, "How numbers are stored: q8_0, q6_k, q5_0, q4_k_m, q4_k or q4_0, from large to small")
+  CLI::App* command = add_command(program, "quantize", "Quantize a model to GGUF");
+  command->add_option("in", o.in, "Model: a Hugging Face folder or a .gguf file")->required();
+  command->add_option("-o,--out", o.out, "Output .gguf file")->required();
+  command->add_option("--type", o.type, "Quantization, from largest to smallest: q8_0, q6_k, q5_0, q4_k_m, q4_k or q4_0")
       ->check(CLI::IsMember({"q8_0", "q6_k", "q5_0", "q4_k_m", "q4_k", "q4_0"}))
       ->required();
-  command->add_option("-t,--threads", o.threads, "Threads; 0: one per core")->capture_default_str();
-  command->add_flag("--force", o.force, "Replace a file that is there");
+  command->add_option("-t,--threads", o.threads, "CPU threads (0: one per core)")->capture_default_str();
+  command->add_flag("--force", o.force, "Overwrite an existing file");
   command->add_flag("--json", o.json, "Print the result as JSON");
   command->footer(
-      "Norms and routers stay f32. q4_k_m gives some layers more bits. Rows that are no multiple of a type's\n"
-      "block get one of about as many bits: q5_0 for q4_k, q8_0 for q6_k.\n"
+      "Norms and routers stay f32. q4_k_m keeps some tensors at more bits. Rows that are not a multiple of the\n"
+      "block size fall back to a similar type: q5_0 for q4_k, q8_0 for q6_k.\n"
       "Examples:\n  dsmoe quantize my-model -o my-model-q4_k_m.gguf --type q4_k_m\n"
       "  dsmoe quantize my-model.gguf -o my-model-q8_0.gguf --type q8_0");
   command->callback([options] { run(*options); });

@@ -5,11 +5,12 @@
 namespace dsmoe::cli {
 
 CLI::Option* StudyDataOptions::add(CLI::App& command) {
-  CLI::Option* option = command.add_option("--data", data,
-                                           "Text, .jsonl or .ids files, each a domain of the file's name, or DOMAIN=FILE; "
-                                           "\"domain\" fields of .jsonl are heeded");
-  command.add_option("--field", field, "The field of .jsonl files that holds the text")->capture_default_str();
-  command.add_option("--limit", limit, "Use only the first so many tokens of each domain; 0: all")
+  CLI::Option* option =
+      command.add_option("--data", data,
+                         "Text, .jsonl or .ids files, each a domain named after the file, or DOMAIN=FILE; "
+                         "a \"domain\" field of .jsonl files counts instead");
+  command.add_option("--field", field, "Field of .jsonl files that holds the text")->capture_default_str();
+  command.add_option("--limit", limit, "Use only the first N tokens of each domain (0: all)")
       ->check(CLI::NonNegativeNumber);
   return option;
 }

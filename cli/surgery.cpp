@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "api/model_impl.h"
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "cli/model_options.h"
@@ -17,13 +18,14 @@
 #include "formats/model_source.h"
 #include "io/sharded_writer.h"
 #include "study/inspect.h"
+#include "train/companions.h"
 
 namespace dsmoe::cli {
 
 namespace {
 
 struct PruneOptions {
-  ModelOptions model;
+  ModelFlags model;
   StudyDataOptions data, check;
   std::string out;
   Index keep = 0, remove = 0;
@@ -32,7 +34,8 @@ struct PruneOptions {
 
 struct UpcycleCommand {
   std::vector<std::string> models;
-  std::string out, dtype = "auto";
+  std::string out;
+  std::optional<DType> dtype;  // none: as the first model is stored
   study::UpcycleOptions options;
   bool force = false, json = false;
 };
@@ -44,7 +47,7 @@ void save(const study::Surgery& surgery, DType dtype, const std::string& from, c
   with_progress("write", bytes, [&](const ByteProgress& progress) {
     save_model(out, surgery.config, dtype, surgery.tensor, io::kDefaultShardBytes, progress);
   });
-  write_companions(out, surgery.config, load_tokenizer(from));
+  train::write_companions(out, surgery.config, Model::load_tokenizer(from));
 }
 
 Evaluation loss(Context& ctx, const Transformer& model, study::LabelledData data, DType cache) {
@@ -55,10 +58,11 @@ Evaluation loss(Context& ctx, const Transformer& model, study::LabelledData data
 
 void run_prune(const PruneOptions& o) {
   if ((o.keep > 0) == (o.remove > 0)) throw UsageError("give either --keep or --remove");
-  o.model.check_folder();
+  require_model(o.model.path);
   check_output(o.out, o.force);
-  Context ctx(o.model.threads);
-  Transformer model = o.model.load();
+  Context ctx(o.model.session.threads);
+  const std::shared_ptr<const Model> loaded = o.model.open();
+  Transformer& model = *loaded->impl().transformer;
   const ModelConfig config = model.config();
   require(config.moe_layers() > 0, "this model has no MoE layer, so there are no experts to remove");
   const Index keep = o.keep > 0 ? o.keep : config.routed_experts() - o.remove;
@@ -66,12 +70,11 @@ void run_prune(const PruneOptions& o) {
           "{} experts per layer cannot be kept: the model has {}, and a token chooses {}", keep, config.routed_experts(),
           config.experts_per_token());
   for (const auto& layer : model.weights().layers)
-    require(!layer.experts.mixed(),
-            "{} has quantized experts; read it with --dtype bf16", o.model.folder);
-  const std::optional<Tokenizer> tokenizer = load_tokenizer(o.model.folder);
-  const DType cache = parse_dtype(o.model.cache_dtype).value_or(model.dtype());
+    require(!layer.experts.mixed(), "{} has quantized experts; read it with --dtype bf16", o.model.path);
+  const std::optional<Tokenizer>& tokenizer = loaded->tokenizer();
+  const DType cache = o.model.session.cache_dtype.value_or(model.dtype());
 
-  study::LabelledData data = o.data.open(config, tokenizer, o.model.context);
+  study::LabelledData data = o.data.open(config, tokenizer, o.model.session.context);
   Progress progress("prune", 0, "tokens");
   study::InspectOptions options{.cache_dtype = cache, .sample_tokens = 0};
   options.progress = [&](std::int64_t tokens, double l) { progress.update(tokens, fmt::format("loss {:.4f}", l)); };
@@ -79,7 +82,7 @@ void run_prune(const PruneOptions& o) {
   progress.finish();
 
   const study::Surgery pruned = study::prune({config, model.weights()}, study::most_used(found.study, keep));
-  save(pruned, model.dtype(), o.model.folder, o.out);
+  save(pruned, model.dtype(), o.model.path, o.out);
   std::int64_t lost = 0, all = 0;
   for (const study::LayerStudy& layer : found.study.layers()) {
     std::vector<std::int64_t> load = layer.statistics().load();
@@ -92,8 +95,8 @@ void run_prune(const PruneOptions& o) {
   if (!o.check.data.empty()) check.data = o.check.data;
   const Transformer smaller = load_model(o.out, model.dtype());
   const Evaluation before =
-      o.check.data.empty() ? found.loss() : loss(ctx, model, check.open(config, tokenizer, o.model.context), cache);
-  const Evaluation after = loss(ctx, smaller, check.open(config, tokenizer, o.model.context), cache);
+      o.check.data.empty() ? found.loss() : loss(ctx, model, check.open(config, tokenizer, o.model.session.context), cache);
+  const Evaluation after = loss(ctx, smaller, check.open(config, tokenizer, o.model.session.context), cache);
   const double share = all > 0 ? static_cast<double>(lost) / static_cast<double>(all) : 0;
   if (o.json) {
     print_json({{"folder", o.out},
@@ -120,13 +123,11 @@ void run_upcycle(const UpcycleCommand& o) {
   std::vector<study::LoadedModel> models;
   DType dtype = DType::kF32;
   for (const std::string& folder : o.models) {
-    ModelOptions m;
-    m.folder = folder;
-    m.check_folder();
+    require_model(folder);
     const std::unique_ptr<const ModelSource> source = ModelSource::open(folder);
     const ModelConfig& config = source->config();
     const DType stored = source->compute_dtype();
-    if (models.empty()) dtype = parse_dtype(o.dtype).value_or(stored);
+    if (models.empty()) dtype = o.dtype.value_or(stored);
     models.push_back({config, source->load_weights(config, stored, {})});
   }
   const study::Surgery made = study::upcycle(models, o.options);
@@ -148,24 +149,22 @@ void run_upcycle(const UpcycleCommand& o) {
 }
 
 void add_upcycle_flags(CLI::App& command, UpcycleCommand& o) {
-  command.add_option("-o,--out", o.out, "The folder to write")->required();
-  command.add_option("--granularity", o.options.slices, "Cut each dense layer into so many experts (m)")
+  command.add_option("-o,--out", o.out, "Output folder")->required();
+  command.add_option("--granularity", o.options.slices, "Granularity (m): experts per dense layer")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command.add_option("--shared", o.options.shared, "So many of them become shared experts")
+  command.add_option("--shared", o.options.shared, "Shared experts among them")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command.add_option("--active", o.options.active, "Copies of the dense layer that run per token")
+  command.add_option("--active", o.options.active, "Copies of the dense layer activated per token")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command.add_option("--keep-dense", o.options.keep_dense, "The first so many layers stay dense")
+  command.add_option("--keep-dense", o.options.keep_dense, "Number of first layers to keep dense")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command.add_option("-s,--seed", o.options.seed, "Of the routers")->capture_default_str();
-  command.add_option("--dtype", o.dtype, "Write f32 or bf16; auto: as the model is stored")
-      ->check(CLI::IsMember({"auto", "f32", "bf16"}))
-      ->capture_default_str();
-  command.add_flag("--force", o.force, "Replace a model that is in the folder");
+  command.add_option("-s,--seed", o.options.seed, "Seed of the routers")->capture_default_str();
+  add_flag(command, {"dtype", "Output dtype (auto: as the model is stored)"}, o.dtype);
+  command.add_flag("--force", o.force, "Overwrite an existing model");
   command.add_flag("--json", o.json, "Print the result as JSON");
 }
 
@@ -176,13 +175,14 @@ void add_prune(CLI::App& program) {
   PruneOptions& o = *options;
   CLI::App* command = add_command(program, "prune", "Remove the least-used experts of each layer");
   o.model.add(*command);
+  o.model.add_threads(*command);
   o.model.add_context(*command);
   o.data.add(*command)->required();
-  command->add_option("--check-data", o.check.data, "Measure the losses on these files instead");
-  command->add_option("-o,--out", o.out, "The folder to write")->required();
-  command->add_option("--keep", o.keep, "Experts to keep in each layer")->check(CLI::PositiveNumber);
-  command->add_option("--remove", o.remove, "Experts to remove from each layer")->check(CLI::PositiveNumber);
-  command->add_flag("--force", o.force, "Replace a model that is in the folder");
+  command->add_option("--check-data", o.check.data, "Measure the loss before and after on these files (default: --data)");
+  command->add_option("-o,--out", o.out, "Output folder")->required();
+  command->add_option("--keep", o.keep, "Experts to keep per layer")->check(CLI::PositiveNumber);
+  command->add_option("--remove", o.remove, "Experts to remove per layer")->check(CLI::PositiveNumber);
+  command->add_flag("--force", o.force, "Overwrite an existing model");
   command->add_flag("--json", o.json, "Print the result as JSON");
   command->footer("Example:\n  dsmoe prune -m MODEL --data book.txt --remove 8 -o smaller");
   command->callback([options] { run_prune(*options); });
@@ -191,10 +191,9 @@ void add_prune(CLI::App& program) {
 void add_upcycle(CLI::App& program) {
   auto options = std::make_shared<UpcycleCommand>();
   UpcycleCommand& o = *options;
-  CLI::App* command =
-      add_command(program, "upcycle", "Make a fine-grained MoE of a dense model, with the same output at the start");
+  CLI::App* command = add_command(program, "upcycle", "Convert a dense model to a fine-grained MoE with the same output");
   o.models.resize(1);
-  command->add_option("-m,--model", o.models.front(), "The dense model: a Hugging Face folder")->required();
+  command->add_option("-m,--model", o.models.front(), "Dense model: a Hugging Face folder")->required();
   command->add_option("--experts", o.options.copies, "Copies of each dense layer (N)")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -206,9 +205,9 @@ void add_upcycle(CLI::App& program) {
 void add_merge(CLI::App& program) {
   auto options = std::make_shared<UpcycleCommand>();
   UpcycleCommand& o = *options;
-  CLI::App* command = add_command(program, "merge",
-                                  "Make one MoE of several dense models: their layers become experts, the rest their mean");
-  command->add_option("-m,--model", o.models, "Dense models of one shape: Hugging Face folders")
+  CLI::App* command =
+      add_command(program, "merge", "Merge dense models into one MoE: their MLPs become experts, the rest is averaged");
+  command->add_option("-m,--model", o.models, "Dense models of the same shape: Hugging Face folders")
       ->required()
       ->expected(2, 4096);
   add_upcycle_flags(*command, o);

@@ -9,7 +9,7 @@
 #include "cli/output.h"
 #include "cli/table.h"
 #include "core/fail.h"
-#include "formats/model_source.h"
+#include "dsmoe/model.h"
 
 namespace dsmoe::cli {
 
@@ -23,12 +23,15 @@ struct Options {
 };
 
 void run(const Options& o) {
-  const std::optional<Tokenizer> found = load_tokenizer(o.folder);
-  if (!found) fail(ErrorCode::kIo, "{} has no tokenizer; -m takes a folder with tokenizer.json, that file, or a .gguf file", o.folder);
+  const std::optional<Tokenizer> found = Model::load_tokenizer(o.folder);
+  if (!found)
+    fail(ErrorCode::kIo, "{} has no tokenizer; -m takes a folder with tokenizer.json, that file, or a .gguf file",
+         o.folder);
   const Tokenizer& tokenizer = *found;
   if (!o.decode.empty()) {
     for (const std::int32_t id : o.decode)
-      require(id >= 0 && id < tokenizer.vocab_size(), "there is no token {}; the vocabulary has {}", id, tokenizer.vocab_size());
+      require(id >= 0 && id < tokenizer.vocab_size(), "there is no token {}; the vocabulary has {}", id,
+              tokenizer.vocab_size());
     print(tokenizer.decode(o.decode) + "\n");
     return;
   }
@@ -47,7 +50,8 @@ void run(const Options& o) {
     std::string out;
     for (const std::int32_t id : ids) {
       std::string piece;  // one token to a line, whatever it holds
-      for (const char c : tokenizer.piece(id)) piece += c == '\n' ? "\\n" : c == '\r' ? "\\r" : c == '\t' ? "\\t" : std::string(1, c);
+      for (const char c : tokenizer.piece(id))
+        piece += c == '\n' ? "\\n" : c == '\r' ? "\\r" : c == '\t' ? "\\t" : std::string(1, c);
       out += fmt::format("{:>7}  '{}'\n", id, piece);
     }
     print(out + fmt::format("{} token{}\n", ids.size(), ids.size() == 1 ? "" : "s"));
@@ -59,17 +63,20 @@ void run(const Options& o) {
 void add_tokenize(CLI::App& program) {
   auto options = std::make_shared<Options>();
   Options& o = *options;
-  CLI::App* command = add_command(program, "tokenize", "Show the tokens of a text, or the text of tokens");
-  command->add_option("-m,--model", o.folder, "A folder with tokenizer.json, that file, or a .gguf file")->required();
-  command->add_option("-p,--prompt", o.prompt, "The text; without it, --file or standard input");
-  command->add_option("-f,--file", o.file, "A file with the text; - for standard input");
-  command->add_option("--decode", o.decode, "Token ids, to be shown as text");
-  command->add_flag("--bos", o.bos, "Begin with the bos token, whatever the tokenizer says");
-  command->add_flag("--no-bos", o.no_bos, "Do not")->excludes("--bos");
-  command->add_flag("--no-special", o.no_special, "Take the text of special tokens as ordinary text");
-  command->add_flag("--ids", o.ids_only, "Only the ids, on one line: a line of an .ids file");
-  command->add_flag("--json", o.json, "Print ids and pieces as JSON");
-  command->footer("Examples:\n  dsmoe tokenize -m MODEL -p \"Who are you?\"\n  dsmoe tokenize -m MODEL --decode 5726 25 8886");
+  CLI::App* command = add_command(program, "tokenize", "Tokenize text, or decode token ids");
+  command
+      ->add_option("-m,--model", o.folder, "Model or tokenizer: a folder with tokenizer.json, that file, or a .gguf file")
+      ->required();
+  command->add_option("-p,--prompt", o.prompt, "Text (default: read --file or standard input)");
+  command->add_option("-f,--file", o.file, "File with the text (-: standard input)");
+  command->add_option("--decode", o.decode, "Token ids to decode");
+  command->add_flag("--bos", o.bos, "Prepend the BOS token even if the tokenizer does not");
+  command->add_flag("--no-bos", o.no_bos, "Do not prepend the BOS token")->excludes("--bos");
+  command->add_flag("--no-special", o.no_special, "Treat special tokens in the text as plain text");
+  command->add_flag("--ids", o.ids_only, "Print only the token ids, on one line (a line of an .ids file)");
+  command->add_flag("--json", o.json, "Print token ids and pieces as JSON");
+  command->footer(
+      "Examples:\n  dsmoe tokenize -m MODEL -p \"Who are you?\"\n  dsmoe tokenize -m MODEL --decode 5726 25 8886");
   command->callback([options] { run(*options); });
 }
 

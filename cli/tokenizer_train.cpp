@@ -81,28 +81,29 @@ void run(Options o) {
 }  // namespace
 
 void add_tokenizer(CLI::App& program) {
-  CLI::App* group = add_command(program, "tokenizer", "Learn a vocabulary from text");
+  CLI::App* group = add_command(program, "tokenizer", "Train a tokenizer");
   group->require_subcommand(1);
   group->footer("Example:\n  dsmoe tokenizer train --data builtin --vocab-size 512 --out model/");
   auto options = std::make_shared<Options>();
   Options& o = *options;
   CLI::App* command =
-      add_command(*group, "train", "Learn a byte-level BPE vocabulary; writes a Hugging Face tokenizer.json");
-  command->add_option("--data", o.data.inputs, "Text files, .jsonl files or folders; builtin for the built-in corpus")
+      add_command(*group, "train", "Train a byte-level BPE tokenizer; writes a Hugging Face tokenizer.json");
+  command->add_option("--data", o.data.inputs, "Text files, .jsonl files or folders; builtin: the built-in corpus")
       ->required();
   command->add_option("--vocab-size", o.trainer.vocab_size,
-                      "Tokens, 256 bytes and 3 special ones included; 8192 if not given");
-  command->add_option("-o,--out", o.out, "The file tokenizer.json, or a folder for it")->required();
+                      "Vocabulary size, including 256 bytes and 3 special tokens (default: 8192)");
+  command->add_option("-o,--out", o.out, "Output: tokenizer.json, or a folder for it")->required();
   command
       ->add_option("--pre-tokenizer", o.trainer.pre_tokenizer,
-                   "How text is cut into words: deepseek-llm, deepseek-coder, deepseek-v3, llama-bpe or gpt-2")
+                   "Pre-tokenizer: deepseek-llm, deepseek-coder, deepseek-v3, llama-bpe or gpt-2")
       ->capture_default_str();
-  command->add_option("--min-count", o.trainer.min_count, "Join pairs that occur at least so often")->capture_default_str();
-  command->add_option("--field", o.data.field, "Field with the text, in .jsonl files")->capture_default_str();
-  command->add_option("--max-mb", o.max_mb, "Stop reading after so many MiB of text; 0 for all of it (builtin: 8)")
+  command->add_option("--min-count", o.trainer.min_count, "Minimum frequency of a pair to be merged")
+      ->capture_default_str();
+  command->add_option("--field", o.data.field, "Field of .jsonl files that holds the text")->capture_default_str();
+  command->add_option("--max-mb", o.max_mb, "Read at most this many MiB of text (0: all; builtin: 8)")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  command->add_flag("--strict", o.data.strict, "Stop at the first bad line instead of leaving it out");
+  command->add_flag("--strict", o.data.strict, "Stop at the first invalid line instead of skipping it");
   command->add_flag("--json", o.json, "Print the result as JSON");
   command->footer(
       "Examples:\n  dsmoe tokenizer train --data corpus/ --vocab-size 8192 --out tokenizer.json\n"

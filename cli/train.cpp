@@ -9,14 +9,12 @@
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "cli/interrupt.h"
-#include "cli/model_output.h"
+#include "cli/option_flags.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/table.h"
-#include "cli/train_setup.h"
-#include "core/fail.h"
+#include "dsmoe/trainer.h"
 #include "model/plan.h"
-#include "ops/cpu/peak.h"
 
 namespace dsmoe::cli {
 
@@ -36,19 +34,18 @@ std::string note_of(const train::StepRecord& r, double flops_per_token, double p
 // The peak, measured again now and then: other work on the machine can only make it look lower.
 class PeakMeter {
  public:
-  PeakMeter(Context& ctx, DType dtype) : ctx_(ctx), dtype_(dtype) {}
+  explicit PeakMeter(const train::TrainingRun& run) : run_(run) {}
   double flops() {
     constexpr double kEvery = 15;  // seconds, between measurements of 0.02
     if (now_seconds() >= next_) {
-      best_ = std::max(best_, cpu::peak_flops(ctx_, dtype_, 0.02));
+      best_ = std::max(best_, run_.measure_peak_flops(0.02));
       next_ = now_seconds() + kEvery;
     }
     return best_;
   }
 
  private:
-  Context& ctx_;
-  DType dtype_;
+  const train::TrainingRun& run_;
   double best_ = 0, next_ = 0;
 };
 
@@ -58,9 +55,15 @@ double most_memory() {
   return static_cast<double>(usage.ru_maxrss) * 1024;
 }
 
+struct Flags {
+  train::RunSetup setup;
+  OptionMap train;  // flags of setup.train, by the option's name
+  bool json = false;
+};
+
 struct Summary {
-  const TrainFlags& flags;
-  const TrainSetup& setup;
+  std::string out;
+  bool json;
   const train::RunResult& result;
   std::optional<train::StepRecord> last;
   Index steps_done;
@@ -68,11 +71,11 @@ struct Summary {
 
 void print_summary(const Summary& s) {
   const double rate = s.result.seconds > 0 ? static_cast<double>(s.result.tokens) / s.result.seconds : 0;
-  if (s.flags.json) {
+  if (s.json) {
     nlohmann::ordered_json domains = nlohmann::ordered_json::object();
     if (s.result.evaluation)
       for (const auto& [name, loss] : s.result.evaluation->domains) domains[name] = loss;
-    nlohmann::ordered_json out = {{"folder", s.flags.out},
+    nlohmann::ordered_json out = {{"folder", s.out},
                                   {"steps", s.steps_done},
                                   {"tokens", s.result.state.tokens},
                                   {"seconds", s.result.seconds},
@@ -97,66 +100,92 @@ void print_summary(const Summary& s) {
     table.row({"all", fmt::format("{:.3f}", s.result.evaluation->loss)});
     print("\n" + table.str() + "\n");
   }
-  print(fmt::format("The model is {} (the last checkpoint{}).\n", s.flags.out,
+  print(fmt::format("The model is {} (the last checkpoint{}).\n", s.out,
                     s.result.state.best_step >= 0 && s.result.state.best_step != s.steps_done
-                        ? fmt::format("; the best is {}/best, of step {}", s.flags.out, s.result.state.best_step)
+                        ? fmt::format("; the best is {}/best, of step {}", s.out, s.result.state.best_step)
                         : ""));
-  print(s.result.stopped ? fmt::format("Go on:  dsmoe train --resume -o {}\n", s.flags.out)
-                         : fmt::format("Use it:  dsmoe generate -m {} -p \"...\"\n", s.flags.out));
+  print(s.result.stopped ? fmt::format("Resume:  dsmoe train --resume -o {}\n", s.out)
+                         : fmt::format("Try it:  dsmoe generate -m {} -p \"...\"\n", s.out));
 }
 
-void run(const TrainFlags& flags) {
-  Context ctx(flags.threads);
-  train::RunFolder folder(flags.out);
-  TrainSetup setup = set_up_training(flags, folder, ctx);
-  train::Trainer trainer(ctx, setup.config, std::move(setup.weights), setup.options);
-  train::RunState state;
-  if (setup.resumed) {
-    trainer.load_state(*setup.resumed);
-    state = train::load_run_state(*setup.resumed);
-  }
-  if (trainer.steps_done() >= setup.options.steps)
-    fail(ErrorCode::kInvalidArgument, "{} has its {} steps already; give more --steps to go on", flags.out,
-         trainer.steps_done());
-  if (setup.resumed)
-    print_note(fmt::format("resuming after {} steps from {}", trainer.steps_done(), setup.resumed->string()));
-  const ParameterCount count = count_parameters(setup.config);
-  print_note(fmt::format("{} parameters, {} of them for one token, {} trained in {}; {} tokens a step",
-                         human_count(static_cast<double>(count.total)), human_count(static_cast<double>(count.activated)),
-                         human_count(static_cast<double>(trainer.trained_parameters())), setup.options.dtype,
-                         thousands(setup.options.batch_size * setup.options.grad_accum * setup.options.seq_len)));
+// Reads model and data, with notes and a progress bar.
+train::TrainingRun open_run(const train::RunSetup& setup) {
+  std::optional<Progress> reading;
+  train::SetupHooks hooks;
+  hooks.note = [&](std::string_view line) {
+    if (reading) reading->finish();
+    reading.reset();
+    print_note(line);
+  };
+  hooks.reading = [&](std::uint64_t done, std::uint64_t total) {
+    if (!reading) reading.emplace("reading", static_cast<std::int64_t>(total >> 10), "KiB");
+    reading->update(static_cast<std::int64_t>(done >> 10));
+  };
+  train::TrainingRun run(setup, hooks);
+  if (reading) reading->finish();
+  return run;
+}
 
-  const auto flops = static_cast<double>(training_flops(setup.config, setup.options.seq_len));
-  PeakMeter peak(ctx, setup.options.dtype == "bf16" ? DType::kBF16 : DType::kF32);
+void run(const Flags& flags) {
+  train::RunSetup setup = flags.setup;
+  if (!setup.model.empty() + !setup.preset.empty() + !setup.config.empty() > 1)
+    throw UsageError("give only one of -m, --preset and --config");
+  for (const auto& [name, flag] : flags.train)
+    if (flag->count() > 0) setup.given.insert(name);
+  train::TrainingRun run = open_run(setup);
+  const train::TrainOptions& options = run.options();
+  if (run.resumed_from())
+    print_note(fmt::format("resuming after {} steps from {}", run.steps_done(), run.resumed_from()->string()));
+  const ParameterCount count = count_parameters(run.model()->config());
+  print_note(fmt::format("{} parameters, {} activated per token, {} trained in {}; {} tokens per step",
+                         human_count(static_cast<double>(count.total)), human_count(static_cast<double>(count.activated)),
+                         human_count(static_cast<double>(run.trained_parameters())), to_string(options.dtype),
+                         thousands(options.batch_size * options.grad_accum * options.seq_len)));
+
+  PeakMeter peak(run);
   const Interrupt interrupt(Work::kUnattended);
-  Progress progress("train", setup.options.steps, "steps", trainer.steps_done());
+  Progress progress("train", options.steps, "steps", run.steps_done());
   std::optional<train::StepRecord> last;
   train::RunHooks hooks;
   hooks.stop = [&] { return interrupt.pending(); };
-  hooks.extra_files = [&](const std::filesystem::path& to) { write_companions(to, setup.config, setup.tokenizer); };
   hooks.step = [&](const train::StepRecord& r) {
     last = r;
-    progress.update(r.step + 1, note_of(r, flops, peak.flops()));
+    progress.update(r.step + 1, note_of(r, run.flops_per_token(), peak.flops()));
   };
-  const train::RunResult result =
-      train::run(trainer, *setup.data.training, setup.data.held_out.get(), setup.options, folder, state, hooks);
+  const train::RunResult result = run.run(hooks);
   progress.finish();
-  print_summary({flags, setup, result, last, trainer.steps_done()});
+  print_summary({setup.out, flags.json, result, last, run.steps_done()});
+}
+
+void add_options(CLI::App& command, Flags& flags) {
+  train::RunSetup& s = flags.setup;
+  const auto take = [&](const OptionMap& more) { flags.train.insert(more.begin(), more.end()); };
+  add_flags(command, s, {.only = {"model", "preset", "config", "out", "resume"}})["out"]->required();
+  take(add_flags(command, s.train, {.only = {"data"}}));
+  add_flags(command, s, {.only = {"tokenizer"}});
+  std::set<std::string> rest;
+  train::TrainOptions::visit(s.train, [&](auto&, const OptionInfo& o) {
+    if (!flags.train.contains(o.name)) rest.insert(o.name);
+  });
+  take(add_flags(command, s.train, {.only = rest}));
+  add_flags(command, s.balance);
+  add_flags(command, s, {.only = {"threads"}});
+  command.add_flag("--json", flags.json, "Print the summary as JSON");
 }
 
 }  // namespace
 
 void add_train(CLI::App& program) {
-  auto flags = std::make_shared<TrainFlags>();
-  CLI::App* command = add_command(program, "train", "Train a model from scratch, fine-tune one, or go on with a run");
-  flags->add(*command);
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = add_command(program, "train", "Train a model from scratch, fine-tune one, or resume a run");
+  add_options(*command, *flags);
   command->footer(
       "Examples:\n"
-      "  dsmoe train -o run                                   the tiny preset on the built-in corpus\n"
-      "  dsmoe train --resume -o run --steps 2000             goes on with it\n"
+      "  dsmoe train -o run                                   tiny preset, built-in corpus\n"
+      "  dsmoe train --resume -o run --steps 2000             resume it and train longer\n"
       "  dsmoe train -m MODEL --data chats.jsonl -o tuned --lora-rank 8\n"
-      "ctrl-C (or SIGTERM, SIGHUP) finishes the step, saves and ends; a second one ends at once.\n"
-      "OUT is a model: dsmoe generate -m OUT.");
+      "ctrl-C (or SIGTERM, SIGHUP) finishes the current step and saves a checkpoint; a second one quits at once.\n"
+      "OUT is a model folder: dsmoe generate -m OUT.");
   command->callback([flags] { run(*flags); });
 }
 

@@ -4,17 +4,12 @@
 #include <cstdint>
 #include <functional>
 
+#include "dsmoe/storage.h"
 #include "dsmoe/tensor.h"
 #include "model/parameters.h"
 
 namespace dsmoe {
 
-// Where weights are kept that are used as they are stored.
-enum class Storage : std::uint8_t {
-  kMapped,  // in the mapped file: nothing to wait for, and processes share it
-  kMemory,  // in memory of their own, read at once: the fastest to compute with (MappedFile::in_memory)
-  kAuto,    // kMemory where there is room for it, else kMapped
-};
 using ByteProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 struct LoadOptions {
   Storage storage = Storage::kMapped;

@@ -6,19 +6,11 @@
 #include <optional>
 #include <span>
 
+#include "dsmoe/evaluate.h"
 #include "dsmoe/routing_overrides.h"
 #include "model/transformer.h"
 
 namespace dsmoe {
-
-struct Evaluation {
-  double loss_sum = 0;  // nats over all predicted tokens
-  Index predicted = 0;  // a sequence of n tokens has n - 1
-  Index sequences = 0;
-
-  double mean() const { return predicted > 0 ? loss_sum / static_cast<double>(predicted) : 0; }
-  double perplexity() const;
-};
 
 // Hears the logits f32 [n, V] of consecutive tokens of the sequence.
 using LogitSink = std::function<void(const Tensor& logits)>;

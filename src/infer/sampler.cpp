@@ -3,19 +3,18 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/fail.h"
+#include "core/options.h"
 #include "core/random.h"
 
 namespace dsmoe {
 
-void SamplerOptions::validate() const {
-  require(temperature >= 0 && std::isfinite(temperature), "temperature must be 0 or more, got {}", temperature);
-  require(top_k >= 0, "top-k must be 0 (all) or more, got {}", top_k);
-  require(top_p > 0 && top_p <= 1, "top-p must be in (0, 1], got {}", top_p);
-  require(min_p >= 0 && min_p <= 1, "min-p must be in [0, 1], got {}", min_p);
-  require(repetition_penalty > 0 && std::isfinite(repetition_penalty), "the repetition penalty must be over 0, got {}",
-          repetition_penalty);
-  require(repetition_window >= 0, "the repetition window must be 0 or more tokens, got {}", repetition_window);
+void SamplerOptions::validate() const { validate_options(*this); }
+
+void SessionOptions::validate() const { validate_options(*this); }
+
+void GenerateOptions::validate() const {
+  validate_options(*this);
+  sampler.validate();
 }
 
 Sampler::Sampler(const SamplerOptions& options) : options_(options) { options_.validate(); }

@@ -5,22 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "dsmoe/tensor.h"
+#include "dsmoe/generate_options.h"
 
 namespace dsmoe {
-
-// Applied in this order; the defaults are those that people know from llama.cpp.
-struct SamplerOptions {
-  float repetition_penalty = 1.0f;  // over 1: logits of recent tokens are divided (or multiplied if negative) by it
-  Index repetition_window = 64;     // how many recent tokens that concerns
-  Index top_k = 40;                 // keep the k most likely; 0: all
-  float top_p = 0.95f;              // keep the fewest that have this much probability together; 1: all
-  float min_p = 0.05f;              // keep those at least this much as likely as the best; 0: all
-  float temperature = 0.8f;         // 0: always the most likely token (the lowest id among equals)
-  std::uint64_t seed = 0;
-
-  void validate() const;  // throws Error naming the option
-};
 
 class Sampler {
  public:

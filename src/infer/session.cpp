@@ -7,12 +7,6 @@
 
 namespace dsmoe {
 
-namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-}  // namespace
-
 const char* to_string(Finish finish) {
   switch (finish) {
     case Finish::kLength: return "length";
@@ -22,6 +16,14 @@ const char* to_string(Finish finish) {
   }
   return "unknown";
 }
+
+namespace infer {
+
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
 
 Session::Session(Context& ctx, const Transformer& model, const SessionOptions& options)
     : ctx_(ctx),
@@ -82,5 +84,7 @@ Generated Session::generate(std::span<const std::int32_t> prompt, const Generate
   out.seconds = now() - first;
   return out;
 }
+
+}  // namespace infer
 
 }  // namespace dsmoe

@@ -1,4 +1,5 @@
-// One conversation with a model: its sequence in a KV cache, tokens in, tokens out.
+// One sequence of a model: its KV cache, tokens in, tokens out. dsmoe/session.h is the same with text, and owns what it
+// uses.
 #pragma once
 
 #include <cstdint>
@@ -10,35 +11,7 @@
 #include "infer/sampler.h"
 #include "model/transformer.h"
 
-namespace dsmoe {
-
-struct SessionOptions {
-  Index context = 0;                 // tokens that fit; 0: the model's max_position_embeddings
-  std::optional<DType> cache_dtype;  // unset: that of the weights
-  Index chunk = 512;                 // tokens of a prompt that run at a time: bounds the memory for activations
-};
-
-enum class Finish {
-  kLength,   // max_tokens reached
-  kEos,      // the model ended the text
-  kStopped,  // the caller's callback said so
-  kContext,  // the context is full
-};
-const char* to_string(Finish finish);
-
-struct GenerateOptions {
-  Index max_tokens = 256;  // < 0: until the model ends or the context is full
-  SamplerOptions sampler;
-  std::vector<std::int32_t> end_tokens;  // end the text and are not part of it
-};
-
-struct Generated {
-  std::vector<std::int32_t> ids;
-  Finish finish = Finish::kLength;
-  Index prompt_tokens = 0;
-  double prompt_seconds = 0;
-  double seconds = 0;  // for ids.size() tokens
-};
+namespace dsmoe::infer {
 
 class Session {
  public:
@@ -68,4 +41,4 @@ class Session {
   PassHooks hooks_;
 };
 
-}  // namespace dsmoe
+}  // namespace dsmoe::infer

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "dsmoe/options.h"
 #include "dsmoe/routing_overrides.h"
 #include "infer/evaluate.h"
 #include "study/svg_plot.h"
@@ -31,6 +32,14 @@ struct AblationRequest {
   bool no_shared = false;
 
   bool empty() const { return mask_top.empty() && top_k.empty() && disable.empty() && !no_shared; }
+
+  template <class Self, class Visitor>
+  static void visit(Self& o, Visitor&& v) {
+    v(o.mask_top, {"mask-top", "Mask this fraction of the routed experts, the highest-scoring of each token: 1/16,2/16"});
+    v(o.no_shared, {"no-shared", "Drop the shared experts and select as many more routed ones"});
+    v(o.top_k, {"top-k", "Select this many routed experts per token; comma-separated"});
+    v(o.disable, {"disable", "Disable single experts, as LAYER:EXPERT: 3:17,3:18"});
+  }
 };
 
 // The model as it is, then each change on its own. Throws when the model cannot be changed so.

@@ -204,10 +204,9 @@ std::optional<Outcome> run_one(Context& ctx, const CompareOptions& options, Inde
   train::TrainOptions o = options.train;
   o.seed = seed;
   const train::Data data = train::open_dataset(train::data_options(o), tokenizer, c.config.vocab_size);
-  require(data.held_out != nullptr,
-          "a comparison needs held-out data; give a --holdout above 0, or data that can be split");
+  require(data.held_out != nullptr, "a comparison needs held-out data; set holdout above 0, or data that can be split");
 
-  const DType dtype = o.dtype == "bf16" ? DType::kBF16 : DType::kF32;
+  const DType dtype = o.dtype;
   train::RunFolder run_folder(folder);
   const std::optional<fs::path> last = run_folder.last();
   train::Trainer trainer(ctx, c.config,

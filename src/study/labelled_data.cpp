@@ -27,7 +27,7 @@ LabelledData::LabelledData(std::vector<DataSource> sources, std::optional<Tokeni
     : sources_(std::move(sources)), tokenizer_(std::move(tokenizer)), options_(std::move(options)) {
   if (tokenizer_) start_ = tokenizer_->encode("");
   require(options_.context >= static_cast<Index>(start_.size()) + 2,
-          "a context of {} tokens predicts nothing; use a larger one (-c)", options_.context);
+          "a context of {} tokens predicts nothing; use a larger context", options_.context);
   for (const DataSource& s : sources_) {
     if (s.path != kBuiltin && !std::filesystem::exists(s.path))
       fail(ErrorCode::kIo, "cannot read {}; is the path right?", s.path);

@@ -3,13 +3,14 @@
 
 #include <filesystem>
 
+#include "dsmoe/train_options.h"
 #include "train/dataset.h"
 
 namespace dsmoe::train {
 
 class IdsDataset : public Dataset {
  public:
-  enum class Order : std::uint8_t { kSequential, kShuffled };
+  using Order = train::Order;
 
   // All lines must have one length, at least two ids. Sequential: sequence i is line i modulo the number of lines.
   // Shuffled: every epoch is a permutation of the lines of its own, by seed and epoch.

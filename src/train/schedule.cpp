@@ -8,13 +8,6 @@
 
 namespace dsmoe::train {
 
-LrSchedule parse_schedule(std::string_view name) {
-  if (name == "constant") return LrSchedule::kConstant;
-  if (name == "cosine") return LrSchedule::kCosine;
-  if (name == "paper") return LrSchedule::kPaper;
-  fail(ErrorCode::kInvalidArgument, "there is no schedule \"{}\"; choose paper, cosine or constant", name);
-}
-
 double learning_rate(LrSchedule schedule, double rate, Index warmup, Index step, Index total) {
   if (step < warmup) return rate * static_cast<double>(step + 1) / static_cast<double>(warmup);
   switch (schedule) {

@@ -28,7 +28,7 @@ std::vector<bool> frozen(const std::vector<Parameter>& parameters, const std::ve
       if (::fnmatch(pattern.c_str(), parameters[i].name.c_str(), 0) != 0) continue;
       result[i] = any = true;
     }
-    require(any, "--freeze \"{}\" matches no parameter; a name is for example {}", pattern,
+    require(any, "freeze \"{}\" matches no parameter; a name is for example {}", pattern,
             parameters[parameters.size() / 2].name);
   }
   return result;
@@ -75,12 +75,12 @@ void add(std::vector<std::vector<std::int64_t>>& sum, const std::vector<std::vec
 Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const TrainOptions& options)
     : ctx_(ctx),
       options_(options),
-      schedule_(parse_schedule(options.lr_schedule)),
-      model_(checked(config), owned_copy(config, weights, options.dtype == "bf16" ? DType::kBF16 : DType::kF32)),
+      schedule_(options.lr_schedule),
+      model_(checked(config), owned_copy(config, weights, options.dtype)),
       grads_(zero_gradients(config)) {
   options.validate();
   require(options.bias_update_speed == 0 || config.selection_bias(),
-          "--bias-update-speed is {}, but the model has no selection bias (topk_method \"noaux_tc\" in config.json)",
+          "bias-update-speed is {}, but the model has no selection bias (topk_method \"noaux_tc\" in config.json)",
           options.bias_update_speed);
   const std::vector<Parameter> parameters = parameter_list(model_.config());
   const std::vector<bool> fixed = frozen(parameters, options.freeze);
@@ -194,9 +194,9 @@ void Trainer::fail_not_finite(std::span<const Batch> passes, const std::string& 
       where = fmt::format("{}the gradient of {} is the first that is not finite",
                           p->layer >= 0 ? fmt::format("layer {}: ", p->layer) : "", p->name);
   fail(ErrorCode::kNumeric,
-       "step {}: {}; {}; try a lower --lr, more --warmup-steps, a lower --clip{}, or look at the data of this step", step_,
-       what, where.empty() ? "the same step is finite when repeated" : where,
-       options_.dtype == "bf16" ? ", --dtype f32" : "");
+       "step {}: {}; {}; try a lower lr, more warmup-steps, a lower clip{}, or look at the data of this step", step_, what,
+       where.empty() ? "the same step is finite when repeated" : where,
+       options_.dtype == DType::kBF16 ? ", dtype f32" : "");
 }
 
 Evaluation Trainer::evaluate(const Dataset& data, Index sequences) const {

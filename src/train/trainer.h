@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "dsmoe/trainer.h"
 #include "model/transformer.h"
 #include "train/dataset.h"
 #include "train/lora.h"
@@ -15,22 +16,6 @@
 #include "train/trained_tensors.h"
 
 namespace dsmoe::train {
-
-struct StepResult {
-  double loss = 0;        // mean over all targets of the step, of the weights before its update
-  BalanceLosses balance;  // mean over the passes
-  double grad_norm = 0;   // before clipping
-  double rate = 0;        // learning rate
-  Index tokens = 0;       // inputs
-  // The largest and smallest share of tokens of any expert in any layer, 1 when even; 0 without MoE layers.
-  double load_max = 0, load_min = 0;
-};
-
-struct Evaluation {
-  double loss = 0;  // mean over the targets
-  Index tokens = 0;
-  std::vector<std::pair<std::string, double>> domains;  // the same, of each domain that has targets
-};
 
 class Trainer {
  public:

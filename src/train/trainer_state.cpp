@@ -45,8 +45,8 @@ void Trainer::load_state(const std::filesystem::path& folder) {
   each_state([&](const std::string& name, const TensorView& v) {
     ++expected;
     if (!file.contains(name))
-      fail(ErrorCode::kFormat, "{} has no {}; was the run started with other --dtype, --freeze or --lora-rank?",
-           file.path(), name);
+      fail(ErrorCode::kFormat, "{} has no {}; was the run started with another dtype, freeze or lora-rank?", file.path(),
+           name);
     const Tensor stored = file.tensor(name);
     if (stored.shape() != v.shape || stored.dtype() != v.tensor.dtype())
       fail(ErrorCode::kFormat, "{}: {} is {} {}, expected {} {}", file.path(), name, to_string(stored.dtype()),
@@ -54,9 +54,8 @@ void Trainer::load_state(const std::filesystem::path& folder) {
     v.assign(stored);
   });
   if (file.names().size() != expected)
-    fail(ErrorCode::kFormat,
-         "{} has {} tensors, expected {}; was the run started with other --dtype, --freeze or --lora-rank?", file.path(),
-         file.names().size(), expected);
+    fail(ErrorCode::kFormat, "{} has {} tensors, expected {}; was the run started with another dtype, freeze or lora-rank?",
+         file.path(), file.names().size(), expected);
   const std::string where = (trainer / kStep).string();
   const nlohmann::json state = io::read_json(where);
   if (!state.is_object() || !state.contains("steps_done") || !state["steps_done"].is_number_unsigned() ||

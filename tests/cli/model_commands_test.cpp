@@ -107,7 +107,7 @@ TEST_F(ModelCommands, GenerateRefusesInOneLine) {
   refused({"chat", "-m", path("nowhere")}, 1, "there is no model");
   refused({"eval", "-m", path("nowhere"), "--data", "x.ids"}, 1, "there is no model");
   refused({"bench", "model", "-m", path("nowhere")}, 1, "there is no model");
-  refused({"generate", "-m", m, "-p", "x", "--top-p", "0"}, 1, "top-p");
+  refused({"generate", "-m", m, "-p", "x", "--top-p", "0"}, 2, "--top-p: 0; it must be over 0");
   refused({"generate", "-m", m, "--ids", "999999"}, 1, "999999");
   refused({"generate", "-m", m, "-p", "a b c d e f g", "-c", "3"}, 1, "context of 3");
   refused({"generate", "-m", m, "-p", "x", "--bogus"}, 2, "--bogus");

@@ -9,6 +9,8 @@
 namespace dsmoe {
 namespace {
 
+using infer::Session;
+
 ModelConfig small() {
   ModelConfig c;
   c.vocab_size = 50, c.hidden_size = 32, c.intermediate_size = 48, c.moe_intermediate_size = 16;

@@ -19,7 +19,7 @@ using testing::TempFolder;
 
 TrainOptions run_options() {
   TrainOptions o = small_options();
-  o.lr_schedule = "paper";
+  o.lr_schedule = LrSchedule::kPaper;
   o.warmup_steps = 2;
   o.eval_every = 4;
   o.eval_sequences = 6;
@@ -52,14 +52,14 @@ RunResult run_in(const std::filesystem::path& out, const TrainOptions& options, 
     return run(trainer, data, &data, options, folder, {}, hooks);
   }
   const ModelConfig stored = ModelConfig::load(*last);
-  Trainer trainer(ctx, stored, load_weights(*last, stored, options.dtype == "bf16" ? DType::kBF16 : DType::kF32), options);
+  Trainer trainer(ctx, stored, load_weights(*last, stored, options.dtype), options);
   trainer.load_state(*last);
   return run(trainer, data, &data, options, folder, load_run_state(*last), hooks);
 }
 
 struct Case {
   const char* name;
-  const char* dtype;
+  DType dtype;
   Index lora_rank;
   bool bias;
 };
@@ -96,9 +96,9 @@ TEST_P(TrainResume, IsBitExactForAnyThreads) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TrainResume,
-                         ::testing::Values(Case{"f32", "f32", 0, false}, Case{"bf16", "bf16", 0, false},
-                                           Case{"bias", "f32", 0, true}, Case{"lora", "f32", 2, false},
-                                           Case{"lora_bf16", "bf16", 2, false}),
+                         ::testing::Values(Case{"f32", DType::kF32, 0, false}, Case{"bf16", DType::kBF16, 0, false},
+                                           Case{"bias", DType::kF32, 0, true}, Case{"lora", DType::kF32, 2, false},
+                                           Case{"lora_bf16", DType::kBF16, 2, false}),
                          [](const auto& test) { return test.param.name; });
 
 TEST(TrainLoop, LogsEveryStep) {

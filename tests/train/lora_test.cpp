@@ -70,7 +70,7 @@ TEST(TrainLora, GradientsAreSlopes) {
 }
 
 TEST(TrainLora, OnlyAdaptersChange) {
-  for (const char* dtype : {"f32", "bf16"}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Context ctx(2);
     TrainOptions o = small_options();
     o.lora_rank = 4;
@@ -82,7 +82,7 @@ TEST(TrainLora, OnlyAdaptersChange) {
       last = test::step(trainer, data, 0, 4).loss;
       if (i == 0) first = last;
     }
-    EXPECT_LT(last, first - 0.2) << dtype;
+    EXPECT_LT(last, first - 0.2) << to_string(dtype);
     for (const Parameter& p : parameter_list(small_config())) {
       const bool same = dsmoe::test::same_bits(trainer.model().weights().dense(p), before.model().weights().dense(p));
       const bool adapted = p.shape.rank() == 2 && (is_attention(p.kind) || is_routed_expert(p.kind) ||

@@ -61,14 +61,13 @@ inline TrainOptions small_options() {
   o.batch_size = 4;
   o.seq_len = 16;
   o.lr = 3e-3;
-  o.lr_schedule = "constant";
+  o.lr_schedule = LrSchedule::kConstant;
   o.warmup_steps = 0;
   return o;
 }
 
 inline Trainer make_trainer(Context& ctx, const TrainOptions& options, const ModelConfig& config = small_config()) {
-  return Trainer(ctx, config, random_weights(config, 1, options.dtype == "bf16" ? DType::kBF16 : DType::kF32, ctx),
-                 options);
+  return Trainer(ctx, config, random_weights(config, 1, options.dtype, ctx), options);
 }
 
 inline StepResult step(Trainer& trainer, const Dataset& data, Index first, Index count) {

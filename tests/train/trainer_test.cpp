@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(Both, TrainGolden,
                                             ::testing::Values(Backend::kCpu, Backend::kRef)));
 
 TEST(Trainer, OverfitsOneBatch) {
-  for (const char* dtype : {"f32", "bf16"}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Context ctx(2);
     TrainOptions o = small_options();
     o.dtype = dtype;
@@ -68,8 +68,8 @@ TEST(Trainer, OverfitsOneBatch) {
       last = test::step(trainer, data, 0, 2).loss;
       if (i == 0) first = last;
     }
-    EXPECT_NEAR(first, std::log(64), 0.6) << dtype;
-    EXPECT_LT(last, 0.05) << dtype;
+    EXPECT_NEAR(first, std::log(64), 0.6) << to_string(dtype);
+    EXPECT_LT(last, 0.05) << to_string(dtype);
   }
 }
 
@@ -149,7 +149,7 @@ TEST(Trainer, AccumulationIsOneLargeBatch) {
 }
 
 TEST(Trainer, RecomputingHasTheSameBits) {
-  for (const char* dtype : {"f32", "bf16"}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Context two(2), three(3);
     TrainOptions o = small_options();
     o.dtype = dtype;
@@ -161,7 +161,7 @@ TEST(Trainer, RecomputingHasTheSameBits) {
       test::step(kept, data, i * 4, 4);
       test::step(again, data, i * 4, 4);
     }
-    EXPECT_EQ(test::distance(again, kept), 0) << dtype;
+    EXPECT_EQ(test::distance(again, kept), 0) << to_string(dtype);
   }
 }
 
@@ -196,7 +196,7 @@ TEST(Trainer, FreezingKeepsWhatMatches) {
     EXPECT_EQ(same, p.kind == ParameterKind::kEmbedding || p.kind == ParameterKind::kQueryWeight) << p.name;
   }
   o.freeze = {"no.such.*"};
-  EXPECT_TRUE(testing::throws_error([&] { make_trainer(ctx, o); }, {"--freeze", "no.such.*"}));
+  EXPECT_TRUE(testing::throws_error([&] { make_trainer(ctx, o); }, {"freeze", "no.such.*"}));
   o.freeze = {"*"};
   EXPECT_TRUE(testing::throws_error([&] { make_trainer(ctx, o); }, {"nothing is left to train"}));
 }
@@ -212,7 +212,7 @@ TEST(Trainer, SelectionBiasNeedsAModelThatHasOne) {
   Context ctx(1);
   TrainOptions o = small_options();
   o.bias_update_speed = 0.001;
-  EXPECT_TRUE(testing::throws_error([&] { make_trainer(ctx, o); }, {"--bias-update-speed", "noaux_tc"}));
+  EXPECT_TRUE(testing::throws_error([&] { make_trainer(ctx, o); }, {"bias-update-speed", "noaux_tc"}));
 }
 
 TEST(Trainer, ALossThatIsNotFiniteNamesStepAndLayer) {
@@ -224,7 +224,7 @@ TEST(Trainer, ALossThatIsNotFiniteNamesStepAndLayer) {
     trainer.model().weights().layers[static_cast<std::size_t>(layer)].o.weight.data<float>()[3] =
         std::numeric_limits<float>::quiet_NaN();
     EXPECT_TRUE(testing::throws_error([&] { test::step(trainer, data, 4, 4); },
-                                      {"step 1:", layer == 0 ? "layer 0" : "layer 2", "--lr"}));
+                                      {"step 1:", layer == 0 ? "layer 0" : "layer 2", "lower lr"}));
   }
   // Finite forward, infinite gradient: the norm's weights are tiny, so what flows back is divided by them nowhere, but
   // a huge scale of the last norm overflows on the way back.

@@ -171,10 +171,7 @@ Data open_dataset(const DataOptions& options, const Tokenizer& tokenizer, Index 
   require(options.holdout >= 0 && options.holdout <= 0.5, "a held-out part of {}; choose 0 to 0.5", options.holdout);
   if (is(options, ".ids")) {
     Data data;
-    data.training = std::make_unique<IdsDataset>(
-        options.inputs.front(), vocab_size,
-        options.order == DataOptions::Order::kSequential ? IdsDataset::Order::kSequential : IdsDataset::Order::kShuffled,
-        options.seed);
+    data.training = std::make_unique<IdsDataset>(options.inputs.front(), vocab_size, options.order, options.seed);
     return data;
   }
   require(tokenizer.vocab_size() <= std::min<Index>(vocab_size, StreamToken::kMaxIds),
@@ -212,12 +209,12 @@ DataOptions data_options(const TrainOptions& o) {
   DataOptions data;
   data.inputs = o.data;
   data.sequence_length = o.seq_len;
-  data.order = o.order == "sequential" ? DataOptions::Order::kSequential : DataOptions::Order::kShuffled;
+  data.order = o.order;
   data.seed = o.seed;
   data.holdout = o.holdout;
   data.field = o.field;
   data.label_field = o.label_field;
-  data.label_by = o.label_by == "file" ? DataOptions::LabelBy::kFile : DataOptions::LabelBy::kFolder;
+  data.label_by = o.label_by;
   data.strict = o.strict;
   return data;
 }

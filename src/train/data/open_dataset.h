@@ -18,8 +18,8 @@ namespace dsmoe::train {
 inline constexpr const char* kBuiltin = "builtin";
 
 struct DataOptions {
-  enum class Order : std::uint8_t { kShuffled, kSequential };
-  enum class LabelBy : std::uint8_t { kFolder, kFile };
+  using Order = train::Order;
+  using LabelBy = train::LabelBy;
 
   // "builtin" alone; an .ids file alone; or any number of text files, .jsonl files and folders with such files.
   std::vector<std::string> inputs = {kBuiltin};

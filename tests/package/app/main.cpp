@@ -1,6 +1,8 @@
-// A foreign program with one layer in it.
+// A foreign program with one layer in it, and a whole model.
 #include <dsmoe/error.h>
 #include <dsmoe/moe.h>
+#include <dsmoe/session.h>
+#include <dsmoe/trainer.h>
 
 #include <cmath>
 #include <cstdio>
@@ -22,6 +24,10 @@ int main() {
   float norm = 0;
   for (const float v : out.y.span<float>()) norm += v * v;
   std::printf("y %s, norm %g\n", out.y.shape().str().c_str(), static_cast<double>(norm));
+  dsmoe::Session session(dsmoe::Model::random(dsmoe::ModelConfig::preset("tiny"), /*seed=*/1));
+  const std::size_t generated = session.generate(std::vector<std::int32_t>{1, 2, 3}, {.max_tokens = 4}).ids.size();
+  dsmoe::train::TrainOptions().validate();
+  std::printf("%zu tokens\n", generated);
   try {  // errors cross the library's border as exceptions
     config.experts_per_token = 9;
     config.validate();

@@ -1,0 +1,84 @@
+#include "cli/option_flags.h"
+
+#include <cstdlib>
+
+namespace dsmoe::cli {
+
+namespace {
+
+// "-s,--seed": the short forms that llama.cpp's users know.
+std::string flag_names(const char* name) {
+  static const std::map<std::string, std::string> kShort = {{"context", "-c"}, {"model", "-m"}, {"n-predict", "-n"},
+                                                            {"out", "-o"},     {"seed", "-s"},  {"threads", "-t"}};
+  const auto found = kShort.find(name);
+  return (found == kShort.end() ? "" : found->second + ",") + "--" + name;
+}
+
+CLI::Validator in_range(const OptionRange& range) {
+  return CLI::Validator(
+      [range](const std::string& text) {
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        if (end == text.c_str() || *end != '\0') return std::string();  // no number: the conversion says so
+        const std::string refusal = range.refusal(value);
+        return refusal.empty() ? refusal : text + "; " + refusal;
+      },
+      "");
+}
+
+template <class T>
+CLI::Option* add(CLI::App& command, const OptionInfo& option, T& value) {
+  CLI::Option* flag = command.add_option(flag_names(option.name), value, option.help);
+  if (!option.range.text().empty()) flag->check(in_range(option.range));
+  return flag;
+}
+
+}  // namespace
+
+CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, bool& value) {
+  return command.add_flag(flag_names(option.name), value, option.help);
+}
+CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, int& value) {
+  return add(command, option, value)->capture_default_str();
+}
+CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, Index& value) {
+  return add(command, option, value)->capture_default_str();
+}
+CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, std::uint64_t& value) {
+  return add(command, option, value)->capture_default_str();
+}
+CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, float& value) {
+  return add(command, option, value)->capture_default_str();
+}
+CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, double& value) {
+  return add(command, option, value)->capture_default_str();
+}
+CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, std::string& value) {
+  return add(command, option, value)->capture_default_str();
+}
+CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, std::vector<std::string>& value) {
+  CLI::Option* flag = add(command, option, value);
+  if (!value.empty()) flag->default_str(CLI::detail::join(value, ","));
+  return flag;
+}
+CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, std::vector<Index>& value) {
+  CLI::Option* flag = add(command, option, value)->delimiter(',');
+  if (!value.empty()) flag->default_str(CLI::detail::join(value, ","));
+  return flag;
+}
+CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, std::optional<Index>& value) {
+  return add(command, option, value);
+}
+CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, std::optional<double>& value) {
+  return add(command, option, value);
+}
+
+CLI::Option* add_choice(CLI::App& command, const OptionInfo& option, const std::vector<std::string>& names,
+                        const std::string& now, const std::function<void(const std::string&)>& set) {
+  return command.add_option_function<std::string>(flag_names(option.name), set, option.help)
+      ->check(CLI::IsMember(names))
+      ->type_name(CLI::detail::join(names, "|"))
+      ->default_str(now);
+}
+
+}  // namespace dsmoe::cli

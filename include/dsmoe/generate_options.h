@@ -1,0 +1,92 @@
+// How text is generated: the context, sampling, when to stop; and what came of it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dsmoe/options.h"
+#include "dsmoe/tensor.h"
+
+namespace dsmoe {
+
+// Applied in this order; the defaults are llama.cpp's.
+struct SamplerOptions {
+  float repetition_penalty = 1.0f;  // logits of recent tokens are divided by it, negative ones multiplied
+  Index repetition_window = 64;
+  Index top_k = 40;
+  float top_p = 0.95f;
+  float min_p = 0.05f;
+  float temperature = 0.8f;  // 0: the most likely token, the lowest id among equals
+  std::uint64_t seed = 0;
+
+  void validate() const;  // throws Error naming the option
+
+  template <class Self, class Visitor>
+  static void visit(Self& o, Visitor&& v) {
+    v(o.temperature, {"temp", "Temperature (0: greedy decoding)", at_least(0)});
+    v(o.top_k, {"top-k", "Top-k sampling: keep the k most likely tokens (0 disables it)", at_least(0)});
+    v(o.top_p, {"top-p", "Nucleus sampling: keep the most likely tokens with this total probability (1 disables it)",
+                over(0).at_most(1)});
+    v(o.min_p, {"min-p", "Min-p sampling: drop tokens less likely than this fraction of the best (0 disables it)",
+                at_least(0).at_most(1)});
+    v(o.repetition_penalty, {"repeat-penalty", "Penalize the logits of recent tokens (1 disables it)", over(0)});
+    v(o.repetition_window, {"repeat-last-n", "Number of recent tokens to penalize", at_least(0)});
+    v(o.seed, {"seed", "Seed of the sampler; the same seed gives the same text"});
+  }
+};
+
+struct SessionOptions {
+  Index context = 0;
+  std::optional<DType> cache_dtype;
+  Index chunk = 512;
+  int threads = 0;
+
+  void validate() const;
+
+  template <class Self, class Visitor>
+  static void visit(Self& o, Visitor&& v) {
+    v(o.context, {"context", "Context length in tokens (0: the model's max_position_embeddings)", at_least(0)});
+    v(o.cache_dtype, {"cache-dtype", "Dtype of the KV cache (auto: that of the weights)"});
+    v(o.chunk, {"ubatch-size", "Prompt tokens per forward pass; bounds the memory of activations", at_least(1)});
+    v(o.threads, {"threads", "CPU threads (0: one per core)", at_least(0)});
+  }
+};
+
+struct GenerateOptions {
+  Index max_tokens = 256;
+  SamplerOptions sampler;
+  std::vector<std::string> stop;
+  bool ignore_eos = false;
+  std::vector<std::int32_t> end_tokens;  // besides the model's eos tokens; they end the text and are not part of it
+
+  void validate() const;  // the sampler's options too
+
+  template <class Self, class Visitor>
+  static void visit(Self& o, Visitor&& v) {
+    v(o.max_tokens,
+      {"n-predict", "Maximum number of tokens to generate (-1: until EOS or the context is full)", at_least(-1)});
+    v(o.stop, {"stop", "Stop when this text is generated; it is not printed; repeatable"});
+    v(o.ignore_eos, {"ignore-eos", "Keep generating after the end-of-sequence token"});
+  }
+};
+
+enum class Finish {
+  kLength,   // max_tokens reached
+  kEos,      // the model ended the text
+  kStopped,  // a stop string came, or the caller's callback said so
+  kContext,  // the context is full
+};
+const char* to_string(Finish finish);
+
+struct Generated {
+  std::vector<std::int32_t> ids;
+  Finish finish = Finish::kLength;
+  Index prompt_tokens = 0;  // that were run: not those which the cache held already
+  double prompt_seconds = 0;
+  double seconds = 0;  // for ids.size() tokens
+  std::string text;    // without stop strings; "" for a model without a tokenizer
+};
+
+}  // namespace dsmoe

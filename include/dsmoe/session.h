@@ -1,0 +1,61 @@
+// One sequence of a model with its KV cache: text or token ids in, text out as it is generated.
+//
+//   auto model = dsmoe::Model::load("my-model");
+//   dsmoe::Session session(model);
+//   session.generate("Once upon a time", {.max_tokens = 64}, [](const dsmoe::Piece& p) { std::cout << p.text; return true;
+//   });
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "dsmoe/chat_template.h"
+#include "dsmoe/generate_options.h"
+#include "dsmoe/model.h"
+#include "dsmoe/moe.h"
+
+namespace dsmoe {
+
+// A token as it is generated. The text is whole characters and never part of a stop string, so it may lag behind the id;
+// what is still held back at the end comes with the id -1.
+struct Piece {
+  std::int32_t id = -1;
+  std::string_view text;
+};
+using OnPiece = std::function<bool(const Piece&)>;  // returns false to stop
+
+class Session {
+ public:
+  explicit Session(std::shared_ptr<const Model> model, const SessionOptions& options = {});
+  ~Session();
+  Session(Session&&) noexcept;
+  Session& operator=(Session&&) noexcept;
+
+  const Model& model() const;
+  Index context() const;                             // tokens that fit
+  const std::vector<std::int32_t>& history() const;  // all tokens in the cache
+  void rewind(Index tokens);                         // forgets all but the first `tokens`
+
+  // Runs the prompt after what is in the cache, and generates. The prompt and everything generated stay in the cache.
+  Generated generate(std::span<const std::int32_t> prompt, const GenerateOptions& options = {},
+                     const OnPiece& on_piece = {});
+  // The prompt is encoded as the model's tokenizer says, bos token included.
+  Generated generate(std::string_view prompt, const GenerateOptions& options = {}, const OnPiece& on_piece = {});
+
+  // The assistant's answer to a whole conversation. The part of it that the cache holds already is not run again.
+  Generated chat(std::span<const ChatMessage> messages, const GenerateOptions& options = {}, const OnPiece& on_piece = {});
+  bool has_chat_template() const;
+  void set_chat_template(ChatTemplate chat_template);  // instead of the model's own
+
+  // Hears the experts that each MoE layer chose, once per forward pass; see the layers' Routing.
+  void set_probe(std::function<void(Index layer, const Routing& routing)> probe);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dsmoe

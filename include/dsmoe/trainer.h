@@ -1,0 +1,133 @@
+// Training a model: from random weights, from a model (fine-tuning, LoRA), or resuming a run, with checkpoints and logs.
+//
+//   dsmoe::train::RunSetup setup;
+//   setup.out = "run";
+//   setup.train.steps = 500;
+//   dsmoe::train::TrainingRun run(setup);
+//   run.run();  // "run" is now a model's folder
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "dsmoe/model.h"
+#include "dsmoe/moe.h"
+#include "dsmoe/train_options.h"
+
+namespace dsmoe::train {
+
+// Where a run starts from, and where it goes.
+struct RunSetup {
+  std::string model, preset, config;  // at most one of them; none: the preset "tiny"
+  std::string out;
+  bool resume = false;
+  std::string tokenizer;
+  int threads = 0;
+  TrainOptions train;
+  BalanceOptions balance;
+  // Names of train's options that are set on purpose although they are the defaults. Others with the default value keep
+  // the checkpoint's value when a run is resumed, and get that of fine-tuning (lr, dtype) when one starts from a model.
+  std::set<std::string> given;
+
+  void validate() const;  // the other options too
+
+  template <class Self, class Visitor>
+  static void visit(Self& o, Visitor&& v) {
+    v(o.model, {"model", "Fine-tune this model: a Hugging Face folder"});
+    v(o.preset, {"preset", "Train a known architecture from random weights (default: tiny)"});
+    v(o.config, {"config", "Train the architecture of this config.json from random weights"});
+    v(o.out, {"out", "Output folder for checkpoints and logs"});
+    v(o.resume, {"resume", "Resume the run in OUT; options not given keep their saved values"});
+    v(o.tokenizer, {"tokenizer", "Folder with tokenizer.json (default: the model's, or one learned from the data)"});
+    v(o.threads, {"threads", "CPU threads (0: one per core)", at_least(0)});
+  }
+};
+
+struct SetupHooks {
+  std::function<void(std::string_view line)> note;                       // what was chosen, for people
+  std::function<void(std::uint64_t done, std::uint64_t total)> reading;  // bytes of the data
+};
+
+struct StepResult {
+  double loss = 0;        // mean over all targets of the step, of the weights before its update
+  BalanceLosses balance;  // mean over the passes
+  double grad_norm = 0;   // before clipping
+  double rate = 0;        // learning rate
+  Index tokens = 0;       // inputs
+  // The largest and smallest share of tokens of any expert in any layer, 1 when even; 0 without MoE layers.
+  double load_max = 0, load_min = 0;
+};
+
+struct Evaluation {
+  double loss = 0;  // mean over the targets
+  Index tokens = 0;
+  std::vector<std::pair<std::string, double>> domains;  // the same, of each domain that has targets
+};
+
+// Where a run stands; kept in a checkpoint beside the trainer's state.
+struct RunState {
+  Index position = 0;  // sequences read so far: the next step starts there
+  Index tokens = 0;    // read so far
+  double best_loss = 0;
+  Index best_step = -1;  // steps done when the held-out loss was lowest; -1: not evaluated yet
+};
+
+// One line of log.jsonl.
+struct StepRecord {
+  Index step = 0;  // from 0
+  StepResult result;
+  Index tokens = 0;  // so far
+  double tokens_per_second = 0;
+  std::optional<Evaluation> evaluation;  // after the step
+};
+
+struct RunHooks {
+  std::function<bool()> stop;                                            // asked after each step
+  std::function<void(const StepRecord&)> step;                           // heard of each step
+  std::function<void(const std::filesystem::path& folder)> extra_files;  // adds files to a checkpoint
+};
+
+struct RunResult {
+  RunState state;
+  bool stopped = false;                  // before the last step
+  std::optional<Evaluation> evaluation;  // the last one
+  Index steps = 0, tokens = 0;           // of this call
+  double seconds = 0;
+};
+
+class TrainingRun {
+ public:
+  // Reads model, tokenizer and data; resumes the run in setup.out if asked to. Only one process may have the folder.
+  explicit TrainingRun(const RunSetup& setup, const SetupHooks& hooks = {});
+  ~TrainingRun();
+  TrainingRun(TrainingRun&&) noexcept;
+
+  const TrainOptions& options() const;                               // as they count: saved ones when resumed
+  const std::optional<std::filesystem::path>& resumed_from() const;  // the checkpoint; none for a new run
+  Index steps_done() const;
+  Index trained_parameters() const;
+  // Shares the weights with the run, which goes on changing them.
+  std::shared_ptr<const Model> model() const;
+
+  // Trains until options().steps, or until hooks.stop says so; then, and as often as the options say, saves a checkpoint.
+  RunResult run(const RunHooks& hooks = {});
+  std::optional<Evaluation> evaluate() const;  // on the held-out data; none when there is none
+
+  double flops_per_token() const;  // forward and backward
+  // Multiply-adds that this machine does per second in the run's dtype, measured for this long.
+  double measure_peak_flops(double seconds) const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;  // shared with model()
+};
+
+}  // namespace dsmoe::train

@@ -1,0 +1,111 @@
+#include "dsmoe/evaluate.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "api/model_impl.h"
+#include "core/options.h"
+#include "infer/evaluate.h"
+#include "io/text_data.h"
+#include "study/labelled_data.h"
+
+namespace dsmoe {
+
+void EvaluateOptions::validate() const { validate_options(*this); }
+
+namespace {
+
+// The whole of a file.
+std::string read_text(const std::string& path) {
+  if (std::filesystem::is_directory(path)) fail(ErrorCode::kIo, "{} is a folder; give a file", path);
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail(ErrorCode::kIo, "cannot read {}; is the path right?", path);
+  try {
+    return {std::istreambuf_iterator<char>(file), {}};
+  } catch (const std::ios_base::failure& error) {
+    fail(ErrorCode::kIo, "reading {} failed: {}", path, error.code().message());
+  }
+}
+
+// Windows of `context` tokens that do not overlap, each beginning with what the tokenizer begins every text with.
+class Windows {
+ public:
+  Windows(const Tokenizer& tokenizer, Index context)
+      : tokenizer_(tokenizer), start_(tokenizer.encode("")), room_(static_cast<std::size_t>(context) - start_.size()) {}
+
+  void add(const std::string& text, TokenSequences& to) const {
+    const std::vector<std::int32_t> ids =
+        tokenizer_.encode(text, {.add_bos = false, .add_eos = false, .parse_special = false});
+    for (std::size_t i = 0; i < ids.size(); i += room_) {
+      std::vector<std::int32_t> window = start_;
+      window.insert(window.end(), ids.begin() + static_cast<std::ptrdiff_t>(i),
+                    ids.begin() + static_cast<std::ptrdiff_t>(std::min(ids.size(), i + room_)));
+      if (window.size() > 1) to.push_back(std::move(window));
+    }
+  }
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::vector<std::int32_t> start_;
+  std::size_t room_;
+};
+
+TokenSequences read_all(const Model& model, const EvaluateOptions& o, Index context) {
+  const Index vocab_size = model.config().vocab_size;
+  const std::string extension = std::filesystem::path(o.data).extension();
+  TokenSequences sequences;
+  if (extension == ".ids") {
+    io::IdsReader reader(o.data, vocab_size);
+    for (std::vector<std::int32_t> ids; reader.next(ids);) sequences.push_back(ids);
+    return sequences;
+  }
+  if (!model.tokenizer())
+    fail(ErrorCode::kInvalidArgument, "{} has no tokenizer; {}", model.path().string(),
+         std::filesystem::is_directory(model.path()) ? "put the tokenizer.json that it was trained with into it"
+                                                     : "convert it again, from a folder that has tokenizer.json");
+  const Tokenizer& tokenizer = *model.tokenizer();
+  if (o.data == "builtin") {
+    study::LabelledData data({study::DataSource::parse(o.data)}, tokenizer, {.vocab_size = vocab_size, .context = context});
+    for (study::LabelledSequence s; data.next(s);) sequences.push_back(std::move(s.ids));
+    return sequences;
+  }
+  const Windows windows(tokenizer, context);
+  if (extension == ".jsonl") {
+    io::JsonlReader reader(o.data, o.field);
+    for (std::string text; reader.next(text);) windows.add(text, sequences);
+  } else {
+    windows.add(read_text(o.data), sequences);
+  }
+  return sequences;
+}
+
+}  // namespace
+
+TokenSequences read_sequences(const Model& model, const EvaluateOptions& o) {
+  o.validate();
+  const Index context = o.context > 0 ? o.context : model.config().max_position_embeddings;
+  require(context >= 2, "context is {}; it must be at least 2 to predict anything", context);
+  TokenSequences sequences = read_all(model, o, context);
+  if (o.limit > 0 && static_cast<Index>(sequences.size()) > o.limit) sequences.resize(static_cast<std::size_t>(o.limit));
+  if (sequences.empty()) fail(ErrorCode::kInvalidArgument, "{} has no tokens to evaluate", o.data);
+  return sequences;
+}
+
+Evaluation evaluate(const Model& model, std::span<const std::vector<std::int32_t>> sequences, const EvaluateOptions& o,
+                    const EvaluateHooks& hooks) {
+  o.validate();
+  Context ctx(o.threads);
+  Evaluator evaluator(ctx, *model.impl().transformer, o.cache_dtype.value_or(model.dtype()));
+  evaluator.set_first(o.score_from);
+  Index tokens = 0;
+  for (const std::vector<std::int32_t>& s : sequences) {
+    evaluator.add(s, hooks.logits);
+    tokens += static_cast<Index>(s.size());
+    if (hooks.progress) hooks.progress(tokens, evaluator.result());
+  }
+  return evaluator.result();
+}
+
+}  // namespace dsmoe

@@ -1,0 +1,22 @@
+// What a Model holds: for the library's own files that work below the public API.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "dsmoe/model.h"
+#include "model/transformer.h"
+
+namespace dsmoe {
+
+struct Model::Impl {
+  std::shared_ptr<Transformer> transformer;  // a training run's own, for the model of one
+  std::optional<Tokenizer> tokenizer;
+  std::filesystem::path path;
+};
+
+// Throws when there is no model at the path, in the same words whatever is read first.
+void require_model(const std::filesystem::path& path);
+
+}  // namespace dsmoe

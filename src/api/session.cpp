@@ -1,0 +1,119 @@
+#include "dsmoe/session.h"
+
+#include "api/model_impl.h"
+#include "core/fail.h"
+#include "infer/session.h"
+#include "infer/text_stream.h"
+
+namespace dsmoe {
+
+struct Session::Impl {
+  Impl(std::shared_ptr<const Model> m, const SessionOptions& options)
+      : model(std::move(m)), ctx(options.threads), session(ctx, *model->impl().transformer, options) {}
+
+  const Tokenizer& tokenizer() const {
+    const std::optional<Tokenizer>& found = model->tokenizer();
+    if (!found)
+      fail(ErrorCode::kInvalidArgument, "{} has no tokenizer; give the prompt as token ids",
+           model->path().empty() ? "the model" : model->path().string());
+    return *found;
+  }
+
+  std::shared_ptr<const Model> model;
+  Context ctx;
+  infer::Session session;
+  std::optional<ChatTemplate> chat_template;
+};
+
+namespace {
+
+const SessionOptions& validated(const SessionOptions& options) {
+  options.validate();
+  return options;
+}
+
+std::shared_ptr<const Model> not_null(std::shared_ptr<const Model> model) {
+  require(model != nullptr, "a session needs a model");
+  return model;
+}
+
+// With the tokens that end a text of this model.
+GenerateOptions with_end_tokens(const Model& model, GenerateOptions options) {
+  options.validate();
+  if (options.ignore_eos) return options;
+  for (const Index id : model.config().eos_token_id) options.end_tokens.push_back(static_cast<std::int32_t>(id));
+  if (model.tokenizer() && model.tokenizer()->eos_id()) options.end_tokens.push_back(*model.tokenizer()->eos_id());
+  return options;
+}
+
+}  // namespace
+
+Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
+    : impl_(std::make_unique<Impl>(not_null(std::move(model)), validated(options))) {}
+Session::~Session() = default;
+Session::Session(Session&&) noexcept = default;
+Session& Session::operator=(Session&&) noexcept = default;
+
+const Model& Session::model() const { return *impl_->model; }
+Index Session::context() const { return impl_->session.context(); }
+const std::vector<std::int32_t>& Session::history() const { return impl_->session.history(); }
+void Session::rewind(Index tokens) { impl_->session.rewind(tokens); }
+
+Generated Session::generate(std::span<const std::int32_t> prompt, const GenerateOptions& options, const OnPiece& on_piece) {
+  require(!prompt.empty(), "the prompt is empty");
+  std::optional<TextStream> stream;
+  if (const auto& tokenizer = impl_->model->tokenizer()) stream.emplace(*tokenizer, options.stop);
+  require(stream || options.stop.empty(), "stop needs a model with a tokenizer");
+  std::string text;
+  const auto give = [&](std::int32_t id, const std::string& part) {
+    text += part;
+    return !on_piece || on_piece({id, part});
+  };
+  Generated out = impl_->session.generate(prompt, with_end_tokens(*impl_->model, options), [&](std::int32_t id) {
+    const bool more = give(id, stream ? stream->push(id) : std::string());
+    return more && !(stream && stream->stopped());
+  });
+  if (stream)
+    if (const std::string rest = stream->finish(); !rest.empty()) give(-1, rest);
+  out.text = std::move(text);
+  return out;
+}
+
+Generated Session::generate(std::string_view prompt, const GenerateOptions& options, const OnPiece& on_piece) {
+  return generate(impl_->tokenizer().encode(prompt), options, on_piece);
+}
+
+bool Session::has_chat_template() const {
+  return impl_->chat_template || (impl_->model->tokenizer() && !impl_->model->tokenizer()->chat_template().empty());
+}
+
+void Session::set_chat_template(ChatTemplate chat_template) { impl_->chat_template = std::move(chat_template); }
+
+Generated Session::chat(std::span<const ChatMessage> messages, const GenerateOptions& options, const OnPiece& on_piece) {
+  const Tokenizer& tokenizer = impl_->tokenizer();
+  if (!has_chat_template())
+    fail(ErrorCode::kInvalidArgument, "this model has no chat template, so it was probably not trained for chat; set one");
+  const auto text_of = [&](std::optional<std::int32_t> id) {
+    return id ? tokenizer.decode(std::vector{*id}) : std::string();
+  };
+  const std::string text = impl_->chat_template
+                               ? impl_->chat_template->render(messages, {.bos_token = text_of(tokenizer.bos_id()),
+                                                                         .eos_token = text_of(tokenizer.eos_id())})
+                               : render_chat(tokenizer, messages);
+  const std::vector<std::int32_t> tokens = tokenizer.encode(text, {.add_bos = false});
+  if (static_cast<Index>(tokens.size()) > context())
+    fail(ErrorCode::kInvalidArgument,
+         "the conversation has grown to {} tokens, over the context of {}; begin a new one, or use a larger context",
+         tokens.size(), context());
+  // The longest common prefix stays in the cache. The last token is always run, for its logits.
+  std::size_t same = 0;
+  while (same < history().size() && same + 1 < tokens.size() && history()[same] == tokens[same]) ++same;
+  rewind(static_cast<Index>(same));
+  return generate(std::span(tokens).subspan(same), options, on_piece);
+}
+
+void Session::set_probe(std::function<void(Index layer, const Routing& routing)> probe) {
+  impl_->session.set_probe(std::move(probe));
+}
+
+}  // namespace dsmoe

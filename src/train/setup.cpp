@@ -1,0 +1,157 @@
+#include "train/setup.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/options.h"
+#include "formats/model_source.h"
+#include "tokenizer/bpe_trainer.h"
+#include "train/corpus/builtin_tokenizer.h"
+#include "train/ids_dataset.h"
+#include "train/loop.h"
+#include "train/options.h"
+
+namespace dsmoe::train {
+
+namespace fs = std::filesystem;
+
+void RunSetup::validate() const {
+  validate_options(*this);
+  balance.validate();
+  require(!out.empty(), "out is empty; give a folder for the checkpoints and logs");
+  require(!model.empty() + !preset.empty() + !config.empty() <= 1, "give only one of model, preset and config");
+}
+
+namespace {
+
+void note(const SetupHooks& hooks, const std::string& line) {
+  if (hooks.note) hooks.note(line);
+}
+
+bool is_ids(const std::vector<std::string>& data) {
+  return data.size() == 1 && fs::path(data.front()).extension() == ".ids";
+}
+
+bool is_given(const RunSetup& setup, const std::string& name) {
+  return setup.given.contains(name) || to_json(setup.train)[name] != to_json(TrainOptions())[name];
+}
+
+// A checkpoint's options, changed by those that are given.
+TrainOptions resumed_options(const RunSetup& setup, const fs::path& checkpoint) {
+  nlohmann::ordered_json merged = to_json(load_options(checkpoint));
+  const nlohmann::ordered_json now = to_json(setup.train);
+  for (const auto& [name, value] : now.items())
+    if (is_given(setup, name)) merged[name] = value;
+  return options_from_json(merged, checkpoint.string());
+}
+
+// Fine-tuning moves weights less than training from scratch: 1e-5 is the paper's for its chat model.
+TrainOptions fresh_options(const RunSetup& setup) {
+  TrainOptions o = setup.train;
+  if (setup.model.empty()) return o;
+  if (!is_given(setup, "lr")) o.lr = o.lora_rank > 0 ? 2e-4 : 1e-5;
+  if (!is_given(setup, "dtype")) o.dtype = ModelSource::open(setup.model)->compute_dtype();
+  return o;
+}
+
+void change_config(const BalanceOptions& balance, const TrainOptions& options, ModelConfig& c) {
+  if (balance.aux_loss_alpha) c.aux_loss_alpha = *balance.aux_loss_alpha;
+  if (balance.balance) c.seq_aux = *balance.balance == BalanceScope::kSequence;
+  if (balance.device_aux_alpha) c.device_aux_loss_alpha = *balance.device_aux_alpha;
+  if (balance.devices) c.aux_loss_devices = *balance.devices;
+  if (balance.router_z_loss) c.router_z_loss_alpha = *balance.router_z_loss;
+  if (options.bias_update_speed > 0) c.topk_method = "noaux_tc";
+  c.validate();
+}
+
+// Biases of zero where the model has had none.
+void add_selection_bias(const ModelConfig& c, ModelWeights& weights) {
+  for (Index l = 0; l < c.num_hidden_layers; ++l) {
+    if (!c.selection_bias() || !c.is_moe_layer(l)) continue;
+    Tensor& bias = weights.layers[static_cast<std::size_t>(l)].gate_bias;
+    if (bias.numel() == 0) bias = Tensor::zeros(DType::kF32, {c.routed_experts()});
+  }
+}
+
+void load_model(const RunSetup& setup, Start& start, Context& ctx) {
+  const fs::path from = start.resumed ? *start.resumed : fs::path(setup.model);
+  if (!from.empty()) {
+    const std::unique_ptr<const ModelSource> source = ModelSource::open(from);
+    start.config = source->config();
+    start.weights = source->load_weights(start.config, start.options.dtype, {});
+    change_config(setup.balance, start.options, start.config);
+    add_selection_bias(start.config, start.weights);
+    return;
+  }
+  start.config = setup.config.empty() ? ModelConfig::preset(setup.preset.empty() ? "tiny" : setup.preset)
+                                      : ModelConfig::load(setup.config);
+  change_config(setup.balance, start.options, start.config);
+  start.weights = random_weights(start.config, start.options.seed, start.options.dtype, ctx);
+}
+
+Tokenizer learned_tokenizer(const DataOptions& data, Index vocab_size, const SetupHooks& hooks) {
+  constexpr std::uint64_t kBytes = std::uint64_t{32} << 20;  // more text hardly changes what is learned
+  BpeTrainer trainer({.vocab_size = static_cast<std::int32_t>(vocab_size)});
+  for_each_text(data, kBytes, [&](std::string_view text) { trainer.add(text); });
+  note(hooks, fmt::format("learning a tokenizer of {} tokens from the data (the option tokenizer takes an existing one)",
+                          vocab_size));
+  return Tokenizer::from_parts(trainer.train());
+}
+
+std::optional<Tokenizer> find_tokenizer(const RunSetup& setup, const Start& start, const DataOptions& data,
+                                        const SetupHooks& hooks) {
+  if (!setup.tokenizer.empty()) return Tokenizer::load(setup.tokenizer);
+  for (const fs::path& path : {start.resumed.value_or(""), fs::path(setup.model)}) {
+    if (path.empty()) continue;
+    if (std::optional<Tokenizer> found = load_tokenizer(path)) return found;
+  }
+  if (is_ids(start.options.data)) return {};
+  if (!setup.model.empty())
+    fail(ErrorCode::kInvalidArgument, "{} has no tokenizer; give one, or token ids as an .ids file", setup.model);
+  if (start.options.data == std::vector<std::string>{kBuiltin})
+    return builtin_tokenizer(static_cast<std::int32_t>(start.config.vocab_size));
+  return learned_tokenizer(data, start.config.vocab_size, hooks);
+}
+
+void open_data(Start& start, DataOptions options, const SetupHooks& hooks) {
+  if (is_ids(start.options.data)) {
+    auto ids = std::make_unique<IdsDataset>(start.options.data.front(), start.config.vocab_size, start.options.order,
+                                            start.options.seed);
+    start.options.seq_len = ids->length();  // the file's
+    start.data.training = std::move(ids);
+    return;
+  }
+  options.progress = hooks.reading;
+  start.data = open_dataset(options, *start.tokenizer, start.config.vocab_size);
+  for (const std::string& line : start.data.report.lines()) note(hooks, line);
+}
+
+}  // namespace
+
+Start set_up_training(const RunSetup& setup, const RunFolder& folder, Context& ctx, const SetupHooks& hooks) {
+  setup.validate();
+  Start start;
+  start.resumed = folder.last();
+  if (start.resumed && !setup.resume)
+    fail(ErrorCode::kInvalidArgument, "{} already holds a training run; resume it, or choose another folder", setup.out);
+  if (folder.holds_other_model())
+    fail(ErrorCode::kInvalidArgument, "{} already holds a model; choose another folder", setup.out);
+  if (setup.resume && !start.resumed)
+    note(hooks, fmt::format("{} has no checkpoint yet; starting from the beginning", setup.out));
+  start.options = start.resumed ? resumed_options(setup, *start.resumed) : fresh_options(setup);
+  start.options.validate();
+  load_model(setup, start, ctx);
+  const DataOptions data = data_options(start.options);
+  start.tokenizer = find_tokenizer(setup, start, data, hooks);
+  if (start.tokenizer && !start.resumed && setup.model.empty()) {
+    if (const auto id = start.tokenizer->bos_id()) start.config.bos_token_id = *id;
+    if (const auto id = start.tokenizer->eos_id()) start.config.eos_token_id = {*id};
+  }
+  open_data(start, data, hooks);
+  require(start.options.seq_len <= start.config.max_position_embeddings,
+          "seq-len is {}, longer than the model's max_position_embeddings {}; choose a shorter one", start.options.seq_len,
+          start.config.max_position_embeddings);
+  return start;
+}
+
+}  // namespace dsmoe::train
