@@ -31,13 +31,16 @@ struct ExpertRowGrads {
   Tensor gate_up;   // [R, 2F] of W_gate x, and then of W_up x: one product takes both
   Tensor scaled_h;  // [R, F] weight[r] * h[r], for the gradient of W_down
   Tensor weight;    // [R, parts] f32: their sum is the gradient of weight[r]
+  // A GPU's: dy in the order of the rows, which the gradient of W_down needs again.
+  Tensor gathered_dy;
 };
 // Uses up what forward kept: its memory becomes that of the gradients.
 ExpertRowGrads experts_down_backward(Context& ctx, const Experts& w, const Plan& plan, const Tensor& dy,
                                      ExpertActivations kept);
 
-// Weight gradients, stacked, f32 or the dtype of x: added to what is there, or written over it without `accumulate`.
-void experts_weight_backward(Context& ctx, const Plan& plan, const Tensor& x, const Tensor& dy, const ExpertRowGrads& d,
+// Weight gradients, stacked, f32 or the dtype of x: added to what is there, or written over it without `accumulate`. May
+// use up d.scaled_h and d.gathered_dy: a GPU gives their memory back for the next op.
+void experts_weight_backward(Context& ctx, const Plan& plan, const Tensor& x, const Tensor& dy, ExpertRowGrads& d,
                              Experts& grads, bool accumulate);
 
 // dx[t] = gate_dx[t] + the sum over the rows of token t, in the order of the experts; [T, D] in the dtype of the weights.
@@ -70,7 +73,7 @@ Tensor experts_gate_up(Context& ctx, const Experts& w, const Plan& plan, const T
 Tensor experts_down_combine(Context& ctx, const Experts& w, const Plan& plan, const Tensor& h);
 ExpertRowGrads experts_down_backward(Context& ctx, const Experts& w, const Plan& plan, const Tensor& dy,
                                      ExpertActivations kept);
-void experts_weight_backward(Context& ctx, const Plan& plan, const Tensor& x, const Tensor& dy, const ExpertRowGrads& d,
+void experts_weight_backward(Context& ctx, const Plan& plan, const Tensor& x, const Tensor& dy, ExpertRowGrads& d,
                              Experts& grads, bool accumulate);
 Tensor experts_gate_up_backward(Context& ctx, const Experts& w, const Plan& plan, const ExpertRowGrads& d, Tensor gate_dx);
 }  // namespace cuda

@@ -43,6 +43,7 @@ struct Plan {
   // Of a GPU's plan: how its products cut the rows into tiles (ops/cuda/plan.h).
   struct Tiles {
     int rows = 0;          // of a tile, at most
+    int column_parts = 1;  // [R, D] outputs are made and summed in so many parts of D, to save memory in training
     Tensor count;          // [1] i32
     Tensor list;           // [tiles, 4] i32: expert, first row, rows, first gathered row
     Tensor sorted_offset;  // [E + 1] i32: the rows of the routed experts with padding between them

@@ -1,8 +1,10 @@
-// The CUDA layer of a build without CUDA: the same functions, whose error names the option.
+// The CUDA ops of a build without CUDA: the same functions, whose error names the option.
 #include "core/fail.h"
-#include "ops/cuda/moe_layer.h"
+#include "ops/cuda/device.h"
+#include "ops/experts.h"
+#include "ops/gate.h"
 
-namespace dsmoe::cuda {
+namespace dsmoe {
 
 namespace {
 
@@ -12,15 +14,34 @@ namespace {
 
 }  // namespace
 
-const char* to_string(Path) { return "none"; }
+namespace cuda {
+
 bool available() { return false; }
 std::string describe_device() { return "no CUDA backend in this build (configure with -DDSMOE_CUDA=ON)"; }
-Path choose_path(const Problem&) { not_built(); }
+const DeviceInfo& device_info() { not_built(); }
+const char* to_string(Path) { return "none"; }
 void force_path(Path) { not_built(); }
-std::size_t plan_bytes(const Problem&) { not_built(); }
-std::size_t forward_workspace_bytes(const Problem&, bool) { not_built(); }
-std::size_t backward_workspace_bytes(const Problem&) { not_built(); }
-void forward(const Problem&, const Forward&, Stream) { not_built(); }
-void backward(const Problem&, const Backward&, Stream) { not_built(); }
+Path forced_path() { return Path::kAuto; }
 
-}  // namespace dsmoe::cuda
+}  // namespace cuda
+
+namespace ops::cuda {
+
+Gated gate(Context&, const MoeConfig&, const Tensor&, const Tensor&, const Tensor&, Index, bool) { not_built(); }
+Tensor balance_losses(Context&, const MoeConfig&, const Chosen&, Index) { not_built(); }
+Tensor gate_backward(Context&, const MoeConfig&, const Tensor&, const Tensor&, const GateBackward&, Tensor&) {
+  not_built();
+}
+Tensor experts_gate_up(Context&, const Experts&, const Plan&, const Tensor&, ExpertActivations*) { not_built(); }
+Tensor experts_down_combine(Context&, const Experts&, const Plan&, const Tensor&) { not_built(); }
+ExpertRowGrads experts_down_backward(Context&, const Experts&, const Plan&, const Tensor&, ExpertActivations) {
+  not_built();
+}
+void experts_weight_backward(Context&, const Plan&, const Tensor&, const Tensor&, ExpertRowGrads&, Experts&, bool) {
+  not_built();
+}
+Tensor experts_gate_up_backward(Context&, const Experts&, const Plan&, const ExpertRowGrads&, Tensor) { not_built(); }
+
+}  // namespace ops::cuda
+
+}  // namespace dsmoe
