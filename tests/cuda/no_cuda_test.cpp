@@ -11,7 +11,7 @@ namespace dsmoe {
 namespace {
 
 template <class Call>
-testing::AssertionResult names_the_option(Call&& call) {
+::testing::AssertionResult names_the_option(Call&& call) {
   return testing::throws_error(call, {"DSMOE_CUDA"});
 }
 

@@ -124,9 +124,10 @@ Gated gate(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weig
     no_tokens(ctx, g.plan);
     return g;
   }
-  log("launch", "gate path={} T={} D={} F={} E={} S={} K={} dtype={} tile={} column_parts={} {}", gpu::to_string(path),
-      tokens, c.hidden_size, c.expert_size, c.routed_experts, shared, c.experts_per_token, to_string(x.dtype()),
-      g.plan.tiles.rows, g.plan.tiles.column_parts, few ? "one_launch" : fmt::format("gate_tokens={}", chunk));
+  log("launch",
+      "gate path={} T={} D={} F={} E={} S={} K={} dtype={} tile={} column_parts={} one_launch={} tokens_per_block={}",
+      gpu::to_string(path), tokens, c.hidden_size, c.expert_size, c.routed_experts, shared, c.experts_per_token,
+      to_string(x.dtype()), g.plan.tiles.rows, g.plan.tiles.column_parts, few, few ? tokens : chunk);
 
   const gpu::GateInput input{x.raw(), weight.raw(), c.selection_bias ? in<float>(bias) : nullptr, x.dtype(),
                              static_cast<int>(tokens)};
