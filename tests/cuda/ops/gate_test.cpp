@@ -126,7 +126,10 @@ TEST_F(CudaGate, BackwardMatchesReference) {
       const Inputs in = random_inputs(c, dtype, 7 + static_cast<std::uint64_t>(c.t));
       const ops::Gated want_gate = on_ref(in);
       const Index length = in.sequence > 0 ? in.sequence : in.tokens();
-      const Tensor grads = random_tensor(DType::kF32, {want_gate.plan.rows(), 3}, 5);  // in three parts
+      // A GPU's products leave them in parts, to be added up.
+      const Tensor parts = random_tensor(DType::kF32, {want_gate.plan.rows(), 3}, 5);
+      Tensor grads = Tensor::zeros(DType::kF32, {want_gate.plan.rows(), 1});
+      for (Index i = 0; i < parts.numel(); ++i) grads.data<float>()[i / 3] += parts.data<float>()[i];
       Tensor want = random_tensor(DType::kF32, in.weights.gate.shape(), 6);
       const Tensor before = ctx().place(want.clone());
       const Tensor want_dx = ops::gate_backward(ref_, in.config, in.x, in.weights.gate,
@@ -138,7 +141,7 @@ TEST_F(CudaGate, BackwardMatchesReference) {
         Tensor got = before.clone();
         device::wait(device::default_stream());
         const Tensor dx = ops::gate_backward(ctx(), in.config, ctx().place(in.x), ctx().place(in.weights.gate),
-                                             {g.chosen, g.plan, ctx().place(grads), length, 2.0f, true}, got);
+                                             {g.chosen, g.plan, ctx().place(parts), length, 2.0f, true}, got);
         EXPECT_EQ(dx.dtype(), dtype);
         // The logits' gradient is kept as two bf16, which have 16 bits together: sums of f32 and one rounding of dx.
         const double logits = chain_limit(DType::kF32, 5, in.backward_length()) + 4 * 0x1p-17;
