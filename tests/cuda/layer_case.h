@@ -2,13 +2,17 @@
 // on the GPU.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "cuda/gpu_test.h"
 #include "support/moe_case.h"
 #include "support/random_tensor.h"
+#include "support/tolerance.h"
 
 namespace dsmoe::test {
 
@@ -111,6 +115,29 @@ struct Inputs {
   Index backward_length() const { return tokens() + config.expert_size + forward_length(); }
 };
 
+// Whether no token's choice is so close that rounding could change it: the scores that it chooses by differ, down to the
+// best one that is not chosen, by more than sums of D terms in another order can.
+inline bool clear_choice(const Inputs& in) {
+  const MoeConfig& c = in.config;
+  if (c.groups > 1) return true;  // few tokens have groups here
+  Context ref(1, Backend::kRef);
+  const Tensor scores =
+      ops::gate(ref, c, in.x, in.weights.gate, in.weights.gate_bias, c.shared_experts, false).chosen.scores;
+  const double least = 2 * limit(DType::kF32, c.hidden_size);
+  const auto count = static_cast<std::size_t>(std::min(c.experts_per_token + 1, c.routed_experts));
+  std::vector<double> choice(static_cast<std::size_t>(c.routed_experts));
+  for (Index t = 0; t < in.tokens(); ++t) {
+    for (std::size_t e = 0; e < choice.size(); ++e)
+      choice[e] = value(scores, t * c.routed_experts + static_cast<Index>(e)) +
+                  (c.selection_bias ? value(in.weights.gate_bias, static_cast<Index>(e)) : 0);
+    std::partial_sort(choice.begin(), choice.begin() + static_cast<std::ptrdiff_t>(count), choice.end(),
+                      std::greater<double>());
+    for (std::size_t k = 0; k + 1 < count; ++k)
+      if (choice[k] - choice[k + 1] <= least * std::abs(choice[k])) return false;
+  }
+  return true;
+}
+
 inline Inputs random_inputs(const Case& c, DType dtype, std::uint64_t seed) {
   const float wd = 1 / std::sqrt(static_cast<float>(c.d)), wf = 1 / std::sqrt(static_cast<float>(c.f));
   std::uint64_t next = seed * 100;
@@ -130,6 +157,7 @@ inline Inputs random_inputs(const Case& c, DType dtype, std::uint64_t seed) {
       in.weights.gate_bias.data<float>()[c.e - 1] = -c.hot;
     }
   }
+  while (!clear_choice(in)) in.x = draw(dtype, {c.t, c.d}, 1);
   return in;
 }
 
