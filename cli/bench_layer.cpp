@@ -28,6 +28,7 @@ constexpr Units kCudaUnits{"us", "TFLOP/s", "TB/s", 1e6, 1e-12, 1e-12, 2, "in a 
 nlohmann::ordered_json to_json(const LayerResult& r) {
   nlohmann::ordered_json row = {{"tokens", r.tokens},
                                 {"pass", r.backward ? "forward+backward" : "forward"},
+                                {"gradients", r.backward ? to_string(r.gradients) : ""},
                                 {"seconds", r.seconds},
                                 {"tokens_per_second", static_cast<double>(r.tokens) / r.seconds},
                                 {"gflops", r.rate() * 1e-9},
@@ -77,6 +78,7 @@ void print_report(const LayerOptions& o, const LayerReport& report) {
   std::vector<std::string> header = {
       "tokens",  "pass", u.time, "tok/s", u.rate, "of peak", u.bytes, "of memory", fmt::format("bound {}", u.time),
       "of bound"};
+  if (o.backward) header.insert(header.begin() + 2, "gradients");
   const bool sustained = report.results.front().sustained_seconds > 0;
   if (sustained) header.insert(header.end(), {fmt::format("sustained {}", u.time), "of its bound"});
   if (o.skew) header.insert(header.end(), {"largest", "empty"});
@@ -93,6 +95,8 @@ void print_report(const LayerOptions& o, const LayerReport& report) {
                                     fmt::format("{:.0f}%", 100 * r.weight_bytes / r.seconds / r.bandwidth),
                                     fmt::format("{:.2f}", r.bound() * u.time_scale),
                                     fmt::format("{:.0f}%", 100 * r.bound() / r.seconds)};
+    const char* const gradients = r.gradients == DType::kF32 ? "f32, added to" : "bf16, overwritten";
+    if (o.backward) row.insert(row.begin() + 2, r.backward ? gradients : "");
     if (sustained)
       row.insert(row.end(), {fmt::format("{:.2f}", r.sustained_seconds * u.time_scale),
                              fmt::format("{:.0f}%", 100 * r.sustained_bound() / r.sustained_seconds)});
@@ -120,6 +124,8 @@ void run(LayerOptions o) {
     if (t < 1) throw UsageError("--tokens must be at least 1");
   if (is_quantized(o.dtype()) && (cuda || o.backward)) throw UsageError("quantized weights are for the CPU, forward only");
   if (!cuda && o.path != "auto") throw UsageError("--path is for --device cuda");
+  for (const DType dtype : o.gradients())
+    if (dtype == DType::kBF16 && o.dtype() != DType::kBF16) throw UsageError("bf16 gradients need --dtype bf16");
   if (o.skew && o.config.routed_experts - kSkewEmpty < std::max<Index>(o.config.experts_per_token, 1))
     throw UsageError(fmt::format("--skew leaves {} experts empty: --experts must be at least {}", kSkewEmpty,
                                  kSkewEmpty + o.config.experts_per_token));
@@ -159,6 +165,12 @@ void add_bench_layer(CLI::App& bench) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   layer->add_flag("--backward", o.backward, "Also measure forward + backward");
+  layer
+      ->add_option("--grad-dtype", o.grad_dtypes,
+                   "Weight gradients for --backward: f32 (accumulated, as in training), bf16 (overwritten), or f32,bf16")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
   layer->add_flag("--skew", o.skew, "Skewed routing: one expert gets 30% of the tokens, eight get none");
   layer->add_flag("!--no-check", o.check, "Skip the check against the reference implementation");
   layer->add_flag("--json", o.json, "Print the results as JSON");

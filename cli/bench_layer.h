@@ -16,6 +16,7 @@ struct LayerOptions {
   std::string device = "cpu";
   std::string dtype_name;  // empty: what the device is best at
   std::string path = "auto";
+  std::vector<std::string> grad_dtypes = {"f32"};  // f32 gradients are added to, bf16 ones overwritten
   int threads = 0;
   int repeat = 5;
   bool backward = false;
@@ -23,7 +24,8 @@ struct LayerOptions {
   bool check = true;
   bool json = false;
 
-  DType dtype() const;  // of the weights
+  DType dtype() const;                   // of the weights
+  std::vector<DType> gradients() const;  // of each pass with a backward
   DType activations() const { return dtype() == DType::kBF16 ? DType::kBF16 : DType::kF32; }
   // Of the routed experts' down projections: their rows may be no whole blocks of a K type.
   DType down_dtype() const;
@@ -33,8 +35,9 @@ inline constexpr Index kSkewEmpty = 8;
 
 struct LayerResult {
   Index tokens = 0;
-  bool backward = false;    // forward and backward, or forward alone
-  double flops = 0;         // of one pass
+  bool backward = false;          // forward and backward, or forward alone
+  DType gradients = DType::kF32;  // with backward
+  double flops = 0;               // of one pass
   double weight_bytes = 0;  // of the experts in use: each is read once at least, with backward twice, and its gradient
   double largest = 0;       // the busiest routed expert's share of the tokens
   Index empty = 0;          // routed experts without a token
@@ -72,14 +75,24 @@ Tensor make_tokens(Context& ctx, const LayerOptions& options, const MoeLayer& la
 inline constexpr std::uint64_t kInputStream = 1'000'005, kGradStream = 1'000'006, kCheckStream = 1'000'777;
 inline constexpr Index kCheckTokens = 2;  // the reference is slow
 
-// Everything about a pass but its time: from the experts that were chosen, and the bytes that go through memory for each
-// number of a weight's gradient.
-LayerResult layer_work(const LayerOptions& options, Index tokens, bool backward, std::span<const std::int32_t> chosen,
-                       double gradient_bytes);
+// One pass to measure: forward alone, or forward and backward with gradients of a dtype.
+struct LayerPass {
+  bool backward = false;
+  DType gradients = DType::kF32;
+
+  bool accumulate() const { return gradients == DType::kF32; }
+};
+std::vector<LayerPass> passes(const LayerOptions& options);
+
+// Everything about a pass but its time, from the experts that were chosen.
+LayerResult layer_work(const LayerOptions& options, Index tokens, const LayerPass& pass,
+                       std::span<const std::int32_t> chosen);
 
 double relative_error(const Tensor& got, const Tensor& want);
-// A fast result that is wrong is worth nothing.
-void require_close(double error, DType dtype);
+// All on the CPU; the largest error of the gate's gradient and of each expert's.
+double gradient_error(const MoeGradients& got, const MoeGradients& want);
+// A fast result that is wrong is worth nothing: throws unless the error is one that rounding explains.
+void require_close(double error, const LayerOptions& options);
 std::vector<float> sample_of(const Tensor& y);
 
 }  // namespace dsmoe::cli

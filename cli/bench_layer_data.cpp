@@ -1,6 +1,7 @@
 // The random layer that `dsmoe bench layer` runs on every device, its tokens, and the comparison with the reference.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "cli/bench_layer.h"
@@ -45,6 +46,62 @@ DType LayerOptions::down_dtype() const {
   return dtype() == DType::kQ4_K ? DType::kQ5_0 : DType::kQ8_0;
 }
 
+std::vector<DType> LayerOptions::gradients() const {
+  std::vector<DType> types;
+  for (const std::string& name : grad_dtypes) types.push_back(name == "bf16" ? DType::kBF16 : DType::kF32);
+  return types;
+}
+
+std::vector<LayerPass> passes(const LayerOptions& o) {
+  std::vector<LayerPass> all{{.backward = false}};
+  if (o.backward)
+    for (const DType dtype : o.gradients()) all.push_back({.backward = true, .gradients = dtype});
+  return all;
+}
+
+namespace {
+
+// `experts` (one wide MLP, or one expert) into a stack from expert `first` on.
+void copy_into(Experts& stack, Index first, const Experts& experts) {
+  const auto element = static_cast<std::size_t>(size_of(stack.dtype()));
+  const auto copy = [&](const ExpertMatrix& to, const ExpertMatrix& from, Index rows) {
+    for (Index r = 0; r < rows; ++r)
+      std::memcpy(static_cast<char*>(const_cast<void*>(to.data)) + static_cast<std::size_t>(r * to.ld) * element,
+                  static_cast<const char*>(from.data) + static_cast<std::size_t>(r * from.ld) * element,
+                  static_cast<std::size_t>(to.ld) * element);
+  };
+  for (Index e = 0; e < experts.count(); ++e) {
+    copy(stack.gate_matrix(first + e), experts.gate_matrix(e), stack.width(0));
+    copy(stack.up_matrix(first + e), experts.up_matrix(e), stack.width(0));
+    copy(stack.down_matrix(first + e), experts.down_matrix(e), stack.model_width());
+  }
+}
+
+// Calls make(width, down dtype) for every routed expert, and then for the shared ones as one MLP: the order of the random
+// numbers. Quantized experts are listed; others go to their stacks one by one, so that they are never there twice.
+template <class Make>
+Experts make_experts(const LayerOptions& o, Make&& make) {
+  const MoeConfig& c = o.config;
+  const bool quantized = is_quantized(o.dtype());
+  std::vector<ExpertTensors> routed;
+  Experts stack;
+  if (!quantized) stack = Experts::empty(c.all_experts(), c.expert_size, c.hidden_size, o.dtype());
+  for (Index e = 0; e < c.routed_experts; ++e) {
+    const ExpertTensors one = make(c.expert_size, o.down_dtype());
+    if (quantized)
+      routed.push_back(one);
+    else
+      copy_into(stack, c.shared_experts + e, Experts::listed(0, {}, {one}));
+  }
+  ExpertTensors shared;
+  if (c.shared_experts > 0) shared = make(c.shared_experts * c.expert_size, o.dtype());
+  if (quantized) return Experts::listed(c.shared_experts, shared, routed);
+  if (c.shared_experts > 0) copy_into(stack, 0, Experts::listed(c.shared_experts, shared, {}));
+  return stack;
+}
+
+}  // namespace
+
 MoeLayer make_layer(Context& ctx, const LayerOptions& o) {
   MoeConfig c = o.config;
   c.selection_bias = o.skew;
@@ -52,11 +109,6 @@ MoeLayer make_layer(Context& ctx, const LayerOptions& o) {
   const DType dtype = o.dtype();
   std::uint64_t stream = 0;
   const float scale = 1.0f / std::sqrt(static_cast<float>(c.hidden_size));
-  const auto expert = [&](Index width, DType down) {
-    return ExpertTensors{uniform(ctx, dtype, {width, c.hidden_size}, scale, stream + 1),
-                         uniform(ctx, dtype, {width, c.hidden_size}, scale, stream + 2),
-                         uniform(ctx, down, {c.hidden_size, width}, scale, stream += 3)};
-  };
   MoeWeights w;
   w.gate = uniform(ctx, o.activations(), {c.routed_experts, c.hidden_size}, scale, ++stream);
   if (o.skew) {
@@ -64,8 +116,11 @@ MoeLayer make_layer(Context& ctx, const LayerOptions& o) {
     // Scores lie between 0 and 1: the last experts are never chosen.
     for (float& b : w.gate_bias.span<float>().last(static_cast<std::size_t>(kSkewEmpty))) b = -10;
   }
-  for (Index e = 0; e < c.routed_experts; ++e) w.routed.push_back(expert(c.expert_size, o.down_dtype()));
-  if (c.shared_experts > 0) w.shared = expert(c.shared_experts * c.expert_size, dtype);
+  w.experts = make_experts(o, [&](Index width, DType down) {
+    return ExpertTensors{uniform(ctx, dtype, {width, c.hidden_size}, scale, stream + 1),
+                         uniform(ctx, dtype, {width, c.hidden_size}, scale, stream + 2),
+                         uniform(ctx, down, {c.hidden_size, width}, scale, stream += 3)};
+  });
   return MoeLayer(c, std::move(w));
 }
 
@@ -82,8 +137,7 @@ Tensor make_tokens(Context& ctx, const LayerOptions& o, const MoeLayer& layer, I
   return x.to(o.activations());
 }
 
-LayerResult layer_work(const LayerOptions& o, Index tokens, bool backward, std::span<const std::int32_t> chosen,
-                       double gradient_bytes) {
+LayerResult layer_work(const LayerOptions& o, Index tokens, const LayerPass& pass, std::span<const std::int32_t> chosen) {
   const MoeConfig& c = o.config;
   std::vector<Index> count(static_cast<std::size_t>(c.routed_experts));
   for (const std::int32_t e : chosen) ++count[static_cast<std::size_t>(e)];
@@ -96,11 +150,14 @@ LayerResult layer_work(const LayerOptions& o, Index tokens, bool backward, std::
   };
   // Per number, over the three matrices of an expert; the shared experts' are all of one type.
   const double bytes = (2 * bytes_of(o.dtype()) + bytes_of(o.down_dtype())) / 3;
+  // Of a gradient: f32 is read and written, bf16 written.
+  const double gradient_bytes = pass.accumulate() ? 8 : 2;
   return {.tokens = tokens,
-          .backward = backward,
-          .flops = (backward ? 3 : 1) * 2 * static_cast<double>(tokens) * per_token,
+          .backward = pass.backward,
+          .gradients = pass.gradients,
+          .flops = (pass.backward ? 3 : 1) * 2 * static_cast<double>(tokens) * per_token,
           .weight_bytes =
-              static_cast<double>(c.all_experts() - empty) * matrix * (backward ? 2 * bytes + gradient_bytes : bytes),
+              static_cast<double>(c.all_experts() - empty) * matrix * (pass.backward ? 2 * bytes + gradient_bytes : bytes),
           .largest = static_cast<double>(*std::max_element(count.begin(), count.end())) / static_cast<double>(tokens),
           .empty = empty};
 }
@@ -113,15 +170,28 @@ double relative_error(const Tensor& got, const Tensor& want) {
     difference += d * d;
     norm += static_cast<double>(b.data<float>()[i]) * b.data<float>()[i];
   }
-  return std::sqrt(difference / norm);
+  return std::sqrt(norm > 0 ? difference / norm : difference);  // an expert without tokens has no gradient
 }
 
-void require_close(double error, DType dtype) {
-  // f32: sums of thousands of terms; bf16: a few roundings to 8 bits; quantized: the reference rounds alike, but a number
-  // close to a half may go the other way.
-  const double limit = dtype == DType::kF32 ? 1e-5 : is_quantized(dtype) ? 1e-3 : 3e-2;
+double gradient_error(const MoeGradients& got, const MoeGradients& want) {
+  double error = relative_error(got.gate, want.gate);
+  for (Index e = 0; e < want.experts.count(); ++e) {
+    error = std::max(error, relative_error(got.experts.gate_up().rows(e, e + 1), want.experts.gate_up().rows(e, e + 1)));
+    error = std::max(error, relative_error(got.experts.down().rows(e, e + 1), want.experts.down().rows(e, e + 1)));
+  }
+  return error;
+}
+
+void require_close(double error, const LayerOptions& o) {
+  // A number is rounded to the dtype up to five times on its way (the gate/up outputs, their gradients, the rows, the
+  // result, a bf16 gradient), and the gate's gradient is a difference of numbers a few times larger. Sums in f32 of D and
+  // 2F terms add their own errors, like a random walk.
+  const double length = static_cast<double>(o.config.hidden_size + 2 * o.config.expert_size);
+  const double f32 = 0x1p-24, unit = o.activations() == DType::kBF16 ? 0x1p-9 : f32;
+  // Quantized: the reference rounds rows to 8 bits alike, but a number close to a half may go the other way.
+  const double limit = is_quantized(o.dtype()) ? 1e-3 : 8 * unit + 4 * std::sqrt(length) * f32;
   if (!(error <= limit))
-    fail(ErrorCode::kInternal, "the layer is off from its reference by {:.2g} (limit {:.0g}); no speed is reported", error,
+    fail(ErrorCode::kInternal, "the layer is off from its reference by {:.2g} (limit {:.2g}); no speed is reported", error,
          limit);
 }
 

@@ -9,6 +9,8 @@
 
 #include "cli/bench.h"
 #include "cli/bench_layer.h"
+#include "core/cuda_error.h"
+#include "core/device.h"
 #include "core/fail.h"
 
 namespace dsmoe::cli {
@@ -21,43 +23,20 @@ void check_blas(cublasStatus_t status) {
 
 }  // namespace
 
-void check(cudaError_t error) {
-  if (error != cudaSuccess) fail(ErrorCode::kInternal, "CUDA failed: {}", cudaGetErrorString(error));
-}
-
-DeviceBuffer::DeviceBuffer(std::size_t bytes) : bytes_(bytes) {
-  check(cudaMalloc(&data_, std::max<std::size_t>(bytes, 16)));
-}
-DeviceBuffer::~DeviceBuffer() { cudaFree(data_); }
-
-void DeviceBuffer::upload(const Tensor& from) {
-  invariant(from.bytes() <= bytes_, "more numbers than memory");
-  check(cudaMemcpy(data_, from.raw(), from.bytes(), cudaMemcpyHostToDevice));
-}
-void DeviceBuffer::download(Tensor& to) const {
-  invariant(to.bytes() <= bytes_, "fewer numbers than asked for");
-  check(cudaMemcpy(to.raw_mutable(), data_, to.bytes(), cudaMemcpyDeviceToHost));
-}
-void DeviceBuffer::copy_from(const DeviceBuffer& other) {
-  invariant(other.bytes_ <= bytes_, "more numbers than memory");
-  check(cudaMemcpy(data_, other.data_, other.bytes_, cudaMemcpyDeviceToDevice));
-}
-
-// A stream that is ordered with the default one, and so with the copies above.
-CudaStream::CudaStream() { check(cudaStreamCreate(&stream_)); }
+CudaStream::CudaStream() { check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
 CudaStream::~CudaStream() { cudaStreamDestroy(stream_); }
 
 Graph::Graph(cudaStream_t stream, const std::function<void()>& record) {
   cudaGraph_t graph = nullptr;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
   record();
-  check(cudaStreamEndCapture(stream, &graph));
+  check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
   const cudaError_t error = cudaGraphInstantiate(&exec_, graph, 0);
   cudaGraphDestroy(graph);
-  check(error);
+  check_cuda(error, "graph");
 }
 Graph::~Graph() { cudaGraphExecDestroy(exec_); }
-void Graph::launch(cudaStream_t stream) const { check(cudaGraphLaunch(exec_, stream)); }
+void Graph::launch(cudaStream_t stream) const { check_cuda(cudaGraphLaunch(exec_, stream), "graph launch"); }
 
 namespace {
 
@@ -65,26 +44,26 @@ void run_for(std::chrono::milliseconds time, int group, cudaStream_t stream, con
   const auto start = std::chrono::steady_clock::now();
   do {
     for (int i = 0; i < group; ++i) launch();
-    check(cudaStreamSynchronize(stream));
+    check_cuda(cudaStreamSynchronize(stream), "waiting");
   } while (std::chrono::steady_clock::now() - start < time);
 }
 
 double median_of(int repeats, int group, cudaStream_t stream, const std::function<void()>& launch) {
   cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
+  check_cuda(cudaEventCreate(&begin), "event");
+  check_cuda(cudaEventCreate(&end), "event");
   std::vector<double> seconds;
   for (int r = 0; r < repeats; ++r) {
-    check(cudaEventRecord(begin, stream));
+    check_cuda(cudaEventRecord(begin, stream), "event");
     for (int i = 0; i < group; ++i) launch();
-    check(cudaEventRecord(end, stream));
-    check(cudaEventSynchronize(end));
+    check_cuda(cudaEventRecord(end, stream), "event");
+    check_cuda(cudaEventSynchronize(end), "event");
     float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end));
+    check_cuda(cudaEventElapsedTime(&ms, begin, end), "event");
     seconds.push_back(static_cast<double>(ms) * 1e-3 / group);
   }
-  check(cudaEventDestroy(begin));
-  check(cudaEventDestroy(end));
+  check_cuda(cudaEventDestroy(begin), "event");
+  check_cuda(cudaEventDestroy(end), "event");
   return median(seconds);
 }
 
@@ -102,16 +81,19 @@ Seconds median_seconds(int repeats, int group, cudaStream_t stream, const std::f
   return s;
 }
 
-Flops matrix_flops(DType dtype, cudaStream_t stream) {
+// A stream of their own: the memory of these measurements is not reused for a layer's.
+Flops matrix_flops(DType dtype) {
   const Index n = dtype == DType::kBF16 ? 8192 : 4096;
   const cudaDataType_t type = dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F;
-  Context ctx;
-  const Tensor numbers = uniform(ctx, dtype, {n, n}, 1.0f, 1);
-  DeviceBuffer a(numbers.bytes()), b(numbers.bytes()), c(numbers.bytes());
+  const CudaStream own;
+  Context cpu, gpu(1, Backend::kCuda);
+  gpu.set_stream(own.get());
+  const cudaStream_t stream = own.get();
+  const Tensor numbers = uniform(cpu, dtype, {n, n}, 1.0f, 1);
+  const Tensor a = gpu.place(numbers), b = gpu.place(numbers);
+  Tensor c = gpu.empty(dtype, {n, n});
   const std::size_t work_bytes = std::size_t{64} << 20;
-  DeviceBuffer work(work_bytes);
-  a.upload(numbers);
-  b.upload(numbers);
+  Tensor work = gpu.empty(DType::kU8, {static_cast<Index>(work_bytes)});
 
   cublasLtHandle_t handle = nullptr;
   cublasLtMatmulDesc_t op = nullptr;
@@ -132,8 +114,8 @@ Flops matrix_flops(DType dtype, cudaStream_t stream) {
   const float one = 1, zero = 0;
   // Groups as short as a layer's: a product that had worked for longer would make a bound that is easier to reach.
   const Seconds seconds = median_seconds(5, 2, stream, [&] {
-    check_blas(cublasLtMatmul(handle, op, &one, a.get(), layout, b.get(), layout, &zero, c.get(), layout, c.get(), layout,
-                              &found.algo, work.get(), work_bytes, stream));
+    check_blas(cublasLtMatmul(handle, op, &one, a.raw(), layout, b.raw(), layout, &zero, c.raw_mutable(), layout,
+                              c.raw_mutable(), layout, &found.algo, work.raw_mutable(), work_bytes, stream));
   });
   check_blas(cublasLtMatmulPreferenceDestroy(preference));
   check_blas(cublasLtMatrixLayoutDestroy(layout));
@@ -144,12 +126,15 @@ Flops matrix_flops(DType dtype, cudaStream_t stream) {
   return {flops / seconds.soon, flops / seconds.sustained};
 }
 
-double copy_bandwidth(cudaStream_t stream) {
+double copy_bandwidth() {
   const std::size_t bytes = std::size_t{2} << 30;
-  const DeviceBuffer from(bytes), to(bytes);
-  check(cudaMemset(from.get(), 0x5a, bytes));
+  const CudaStream own;
+  Context gpu(1, Backend::kCuda);
+  gpu.set_stream(own.get());
+  Tensor from = gpu.empty(DType::kU8, {static_cast<Index>(bytes)}), to = gpu.empty(DType::kU8, from.shape());
+  device::fill_bytes(from.raw_mutable(), 0x5a, bytes, own.get());
   const Seconds seconds = median_seconds(
-      5, 4, stream, [&] { check(cudaMemcpyAsync(to.get(), from.get(), bytes, cudaMemcpyDeviceToDevice, stream)); });
+      5, 4, own.get(), [&] { device::copy(to.raw_mutable(), Device::kCuda, from.raw(), Device::kCuda, bytes, own.get()); });
   return 2 * static_cast<double>(bytes) / seconds.soon;
 }
 

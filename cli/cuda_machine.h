@@ -1,4 +1,5 @@
-// A CUDA device as the benchmarks use it: memory, a stream, graphs, times, and the two rates that bound every kernel.
+// What benchmarks need of a CUDA device besides a Context: streams, graphs, times, and the two rates that bound every
+// kernel.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,30 +9,6 @@
 #include "dsmoe/tensor.h"
 
 namespace dsmoe::cli {
-
-void check(cudaError_t error);  // throws Error
-
-class DeviceBuffer {
- public:
-  explicit DeviceBuffer(std::size_t bytes);
-  ~DeviceBuffer();
-  DeviceBuffer(const DeviceBuffer&) = delete;
-  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
-
-  void* get() const { return data_; }
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  std::size_t bytes() const { return bytes_; }
-  void upload(const Tensor& from);
-  void download(Tensor& to) const;
-  void copy_from(const DeviceBuffer& other);
-
- private:
-  void* data_ = nullptr;
-  std::size_t bytes_;
-};
 
 class CudaStream {
  public:
@@ -69,7 +46,7 @@ Seconds median_seconds(int repeats, int group, cudaStream_t stream, const std::f
 struct Flops {
   double soon, sustained;
 };
-Flops matrix_flops(DType dtype, cudaStream_t stream);  // of a large product by cuBLASLt, random numbers, no TF32
-double copy_bandwidth(cudaStream_t stream);            // bytes/s read and written by a copy within the device
+Flops matrix_flops(DType dtype);  // of a large product by cuBLASLt, random numbers, no TF32
+double copy_bandwidth();          // bytes/s read and written by a copy within the device
 
 }  // namespace dsmoe::cli

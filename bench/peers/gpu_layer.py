@@ -7,7 +7,7 @@
 Peers: `loop`, one product after the other for each expert, as the models' own Python code does it; `grouped`, tokens sorted by
 expert and torch's grouped_mm. The weights and tokens are those of dsmoe, number by number (Philox, cli/bench_layer_data.cpp),
 and before anything is timed both peers must agree with each other and with the outputs in dsmoe's JSON. bf16. Times are
-medians; CUDA graphs where the peer allows them (`loop` asks the host how many tokens each expert has, so it does not); several
+medians; `dsmoe f32` adds to f32 gradients instead of overwriting bf16 ones; CUDA graphs where the peer allows them (`loop` asks the host how many tokens each expert has, so it does not); several
 copies of the weights are used in turn, so that none is still in the cache.
 """
 import argparse
@@ -260,7 +260,7 @@ def our_results(a):
         command = [a.dsmoe, "bench", "layer", "--device", "cuda", "--json", "--dtype", "bf16", "--repeat", str(a.repeat),
                    "--tokens", ",".join(map(str, a.tokens)), "--hidden-size", str(a.hidden_size), "--expert-size",
                    str(a.expert_size), "--experts", str(a.experts), "--top-k", str(a.top_k), "--shared", str(a.shared)]
-        command += ["--backward"] * a.backward + ["--skew"] * a.skew
+        command += ["--backward", "--grad-dtype", "bf16,f32"] * a.backward + ["--skew"] * a.skew
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"gpu_layer.py: {' '.join(command)} failed: {done.stderr.strip()}")
@@ -319,20 +319,22 @@ def main():
             floor = max(operations / flops, weight_bytes / bandwidth) * 1e6
             title = "forward+backward" if backward else "forward"
             found = [r for r in (ours or {}).get("results", []) if r["tokens"] == tokens and r["pass"] == title]
-            times = {"dsmoe": found[0]["seconds"] * 1e6} if found else {}
-            hows = {"dsmoe": "graph"}
+            # torch makes new gradients in bf16, so dsmoe's bf16 ones, overwritten, are the like of them.
+            times = {"dsmoe": r["seconds"] * 1e6 for r in found if r.get("gradients") != "f32"}
+            times |= {"dsmoe f32": r["seconds"] * 1e6 for r in found if r.get("gradients") == "f32"}
+            hows = {"dsmoe": "graph", "dsmoe f32": "graph"}
             for name, peer in peers.items():
                 result = measure(a, peer, copies[:2] if tokens >= 4096 else copies, tokens, backward)
                 times[name], hows[name] = result["us"], result["how"]
             for name, us in times.items():
                 rows.append([name, str(tokens), title, hows[name], f"{us:.1f}", f"{operations / us * 1e-6:.1f}",
                              f"{weight_bytes / us * 1e-6:.2f}", f"{floor:.1f}", f"{100 * floor / us:.0f}%"])
-            best = min(us for name, us in times.items() if name != "dsmoe")
-            beside.append([str(tokens), title, f"{floor:.1f}", *(f"{times[n]:.1f}" if n in times else "" for n in ["dsmoe", *peers]),
+            best = min(us for name, us in times.items() if not name.startswith("dsmoe"))
+            beside.append([str(tokens), title, f"{floor:.1f}", *(f"{times[n]:.1f}" if n in times else "" for n in ["dsmoe", "dsmoe f32", *peers]),
                            f"{best / times['dsmoe']:.2f}x" if "dsmoe" in times else ""])
     print_table(["who", "tokens", "pass", "how", "us", "TFLOP/s", "TB/s", "bound us", "of bound"], rows)
     print("\nSide by side, us:\n")
-    print_table(["tokens", "pass", "bound", "dsmoe", *peers, "best peer / dsmoe"], beside)
+    print_table(["tokens", "pass", "bound", "dsmoe", "dsmoe f32", *peers, "best peer / dsmoe"], beside)
 
 
 if __name__ == "__main__":

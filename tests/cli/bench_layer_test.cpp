@@ -26,6 +26,17 @@ TEST(BenchLayer, PrintsAResultPerPass) {
   EXPECT_EQ(report["results"][3]["pass"], "forward+backward");
 }
 
+TEST(BenchLayer, MeasuresBothKindsOfGradients) {
+  const ProgramResult r =
+      run_program(small_layer({"--tokens", "3", "--backward", "--dtype", "bf16", "--grad-dtype", "f32,bf16"}));
+  ASSERT_EQ(r.status, 0) << r.err;
+  const auto results = r.json()["results"];
+  ASSERT_EQ(results.size(), 3u);
+  EXPECT_EQ(results[0]["gradients"], "");
+  EXPECT_EQ(results[1]["gradients"], "f32");
+  EXPECT_EQ(results[2]["gradients"], "bf16");
+}
+
 TEST(BenchLayer, SkewsTheRouting) {
   const ProgramResult r = run_program(small_layer({"--tokens", "400", "--skew"}));
   ASSERT_EQ(r.status, 0) << r.err;
@@ -51,6 +62,7 @@ TEST(BenchLayer, RefusesWhatMakesNoSense) {
   EXPECT_EQ(run_program(small_layer({"--skew", "--experts", "13"})).status, 2);
   EXPECT_EQ(run_program(small_layer({"--path", "mma"})).status, 2);
   EXPECT_EQ(run_program(small_layer({"--tokens", "0"})).status, 2);
+  EXPECT_EQ(run_program(small_layer({"--backward", "--grad-dtype", "bf16"})).status, 2) << "of f32 weights";
 }
 
 TEST(BenchLayer, OnCudaOrSaysWhyNot) {

@@ -1,43 +1,62 @@
 // A build without CUDA says so, and which option is missing.
 #include <gtest/gtest.h>
 
-#include "dsmoe/error.h"
 #include "dsmoe/moe.h"
-#include "ops/cuda/moe_layer.h"
+#include "ops/cuda/device.h"
+#include "ops/experts.h"
+#include "support/expect_error.h"
+#include "support/moe_case.h"
 
 namespace dsmoe {
 namespace {
 
-template <class Fn>
-void expect_named(Fn&& fn) {
-  try {
-    fn();
-    FAIL() << "no error";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), ErrorCode::kUnsupported);
-    EXPECT_NE(std::string(e.what()).find("DSMOE_CUDA"), std::string::npos) << e.what();
-  }
+template <class Call>
+::testing::AssertionResult names_the_option(Call&& call) {
+  return testing::throws_error(call, {"DSMOE_CUDA"});
 }
 
 TEST(NoCuda, ErrorsNameTheOption) {
   EXPECT_FALSE(cuda::available());
-  expect_named([] { cuda::forward({}, {}, nullptr); });
-  expect_named([] { Context ctx(1, Backend::kCuda); });
-  expect_named([] { Tensor t(DType::kF32, {4}, Device::kCuda); });
-  expect_named([] { Tensor::zeros(DType::kF32, {4}).to(Device::kCuda); });
-  MoeConfig config;
-  config.hidden_size = 8;
-  config.expert_size = 4;
-  config.routed_experts = 2;
-  config.experts_per_token = 1;
+  EXPECT_NE(cuda::describe_device().find("DSMOE_CUDA"), std::string::npos);
+  EXPECT_TRUE(names_the_option([] { cuda::force_path(cuda::Path::kMma); }));
+  EXPECT_TRUE(names_the_option([] { Context ctx(1, Backend::kCuda); }));
+  EXPECT_TRUE(names_the_option([] { Tensor t(DType::kF32, {4}, Device::kCuda); }));
+  EXPECT_TRUE(names_the_option([] { Tensor::zeros(DType::kF32, {4}).to(Device::kCuda); }));
+  const MoeConfig config = test::moe_config(8, 4, 2, 1, 1);
   const MoeWeights weights = MoeWeights::random(config, DType::kF32, 1);
-  expect_named([&] { weights.to(config, Device::kCuda); });
+  EXPECT_TRUE(names_the_option([&] { weights.to(Device::kCuda); }));
+}
 
-  // A GPU's tensor on a CPU's context is refused before anyone follows its address.
+TEST(NoCuda, OpsNameTheOption) {
+  Context ctx(1);
+  const MoeConfig config = test::moe_config(8, 4, 2, 1, 1);
+  const MoeWeights w = MoeWeights::random(config, DType::kF32, 1);
+  const Tensor x = test::random_tensor(DType::kF32, {3, 8}, 1);
+  auto [chosen, plan] = ops::gate(ctx, config, x, w.gate, w.gate_bias, 1, true);
+  ops::ExpertRowGrads d;
+  Experts grads = Experts::zeros(3, 4, 8, DType::kF32);
+  Tensor dgate = Tensor::zeros(DType::kF32, {2, 8});
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::gate(ctx, config, x, w.gate, w.gate_bias, 1, true); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::balance_losses(ctx, config, chosen, 3); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::gate_backward(ctx, config, x, w.gate, {chosen, plan, x}, dgate); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::experts_gate_up(ctx, w.experts, plan, x, nullptr); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::experts_down_combine(ctx, w.experts, plan, x); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::experts_down_backward(ctx, w.experts, plan, x, {}); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::experts_weight_backward(ctx, plan, x, x, d, grads, true); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::experts_gate_up_backward(ctx, w.experts, plan, d, x); }));
+}
+
+// A GPU's tensor on a CPU's context is refused before anyone follows its address.
+TEST(NoCuda, AGpuTensorOnTheCpuIsRefused) {
+  const MoeConfig config = test::moe_config(8, 4, 2, 1, 1);
+  const MoeLayer layer(config, MoeWeights::random(config, DType::kF32, 1));
   float numbers[8] = {};
   Context ctx(1);
-  const MoeLayer layer(config, weights);
-  EXPECT_THROW(layer.forward(ctx, Tensor::wrap(numbers, DType::kF32, {1, 8}, {}, Device::kCuda)), Error);
+  EXPECT_TRUE(testing::throws_error(
+      [&] {
+        layer.forward(ctx, Tensor::wrap(numbers, DType::kF32, {1, 8}, {}, Device::kCuda));
+      },
+      {"x is elsewhere"}));
 }
 
 }  // namespace

@@ -41,6 +41,23 @@ TEST(Tolerance, LimitsAreTight) {
   EXPECT_LT(limit(DType::kBF16, 1000), 1e-2);
 }
 
+TEST(Tolerance, WorstRowsAreSeen) {
+  Tensor right(DType::kF32, {8, 8});
+  for (float& v : right.span<float>()) v = 1;
+  Tensor wrong = right.clone();
+  EXPECT_EQ(worst_row_error(wrong, right, 8), 0);
+  EXPECT_EQ(worst_row_error(wrong, right, 8, 2), 0.5);
+  wrong.data<float>()[5] = 1.1f;
+  EXPECT_GT(worst_row_error(wrong, right, 8), chain_limit(DType::kBF16, 5, 1000));
+  EXPECT_LT(relative_error(wrong, right), chain_limit(DType::kBF16, 5, 1000)) << "over all rows it is not";
+  wrong.data<float>()[5] = NAN;
+  EXPECT_EQ(worst_row_error(wrong, right, 8), INFINITY);
+  EXPECT_EQ(worst_row_error(right.rows(0, 7), right, 8), INFINITY);
+  // A row of zeros among others is measured against those.
+  for (Index i = 0; i < 8; ++i) right.data<float>()[i] = 0;
+  EXPECT_GT(worst_row_error(wrong.rows(1, 8), right.rows(0, 7), 8), 1);
+}
+
 TEST(Tolerance, FiniteDifferencesTellARightGradientFromAWrongOne) {
   Tensor x = random_tensor(DType::kF32, {40}, 1), right(DType::kF32, {40}), wrong(DType::kF32, {40});
   for (Index i = 0; i < 40; ++i) {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -20,6 +21,14 @@ inline double rounding_unit(DType dtype) { return dtype == DType::kBF16 ? 0x1p-9
 // both sides being rounded.
 inline double limit(DType dtype, Index length) {
   return 4 * (rounding_unit(dtype) + std::sqrt(static_cast<double>(length)) * rounding_unit(DType::kF32));
+}
+
+// The same at the end of `steps` steps, each of which sums `length` terms in f32 and stores its result in `dtype`.
+// Roundings to the dtype are independent and add like a random walk; 3 covers cancellation and the other side being rounded
+// too. The errors of the sums are inputs of the next step and add up.
+inline double chain_limit(DType dtype, int steps, Index length) {
+  return 3 * std::sqrt(static_cast<double>(steps)) * rounding_unit(dtype) +
+         4 * steps * std::sqrt(static_cast<double>(length)) * rounding_unit(DType::kF32);
 }
 
 // The same for products of f32 rows with quantized weights, against the reference that rounds rows to 8 bits alike: sums
@@ -48,6 +57,27 @@ inline double relative_error(const Tensor& got, const Tensor& want) {
   }
   if (std::isnan(difference) || std::isnan(norm)) return std::numeric_limits<double>::infinity();
   return std::sqrt(difference) / (norm > 0 ? std::sqrt(norm) : 1.0);
+}
+
+// The largest relative error of a row of `width` numbers; infinite when one is not finite. A row whose terms cancel is
+// measured against half the root mean square of all rows. `want` times `times` is what is wanted.
+inline double worst_row_error(const Tensor& got, const Tensor& want, Index width, double times = 1) {
+  if (got.shape() != want.shape()) return std::numeric_limits<double>::infinity();
+  const Index rows = width > 0 ? want.numel() / width : 0;
+  double all = 0, worst = 0;
+  for (Index i = 0; i < want.numel(); ++i) all += times * value(want, i) * (times * value(want, i));
+  for (Index r = 0; r < rows; ++r) {
+    double difference = 0, norm = 0;
+    for (Index i = r * width; i < (r + 1) * width; ++i) {
+      const double g = value(got, i), w = times * value(want, i);
+      if (!std::isfinite(g)) return std::numeric_limits<double>::infinity();
+      difference += (g - w) * (g - w);
+      norm += w * w;
+    }
+    const double scale = std::max(norm, 0.25 * all / static_cast<double>(rows));
+    worst = std::max(worst, scale == 0 ? std::sqrt(difference) : std::sqrt(difference / scale));
+  }
+  return worst;
 }
 
 // By norm over the whole tensor. Says where the worst element is.

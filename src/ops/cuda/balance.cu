@@ -2,7 +2,7 @@
 // respect to the scores need the counts alone. Scores that do not sum to 1 (sigmoid) are divided by their sum per token.
 #include <algorithm>
 
-#include "ops/cuda/gate.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/ptx.cuh"
 #include "ops/cuda/routing.cuh"
@@ -19,7 +19,7 @@ struct Args {
   const float* scores;
   float* partial;  // [sequences, slices, 2, E]: counts, sums of scores
   float* counts;   // [sequences + 2, E]
-  float* loss;
+  double* loss;
   int experts, chosen, sequences, length, slices, devices;
   float seq_alpha, batch_alpha, device_alpha;
 };
@@ -126,29 +126,25 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
     args.loss[0] = args.seq_alpha * seq / args.sequences;
     args.loss[1] = args.batch_alpha * batch;
     args.loss[2] = args.device_alpha * device;
+    args.loss[3] = 0;
   }
 }
 
-int sequence_length(const Problem& p) { return static_cast<int>(p.sequence_length ? p.sequence_length : p.tokens); }
-
 }  // namespace
 
-std::size_t balance_floats(const Problem& p) {
-  if (p.tokens == 0) return 0;
-  const int length = sequence_length(p);
-  const std::size_t sequences = p.tokens / length, slices = (length + kSlice - 1) / kSlice;
-  return (sequences + 2 + sequences * slices * 2) * p.config.routed_experts;
+std::size_t balance_floats(const MoeConfig& c, Index tokens, Index length) {
+  const Index sequences = tokens / length, slices = (length + kSlice - 1) / kSlice;
+  return static_cast<std::size_t>((sequences + 2 + sequences * slices * 2) * c.routed_experts);
 }
 
-void balance(const Problem& p, const Routing& routing, float* scratch, float* loss, cudaStream_t stream) {
-  const MoeConfig& c = p.config;
+void balance(const MoeConfig& c, const BalanceInput& in, float* scratch, double* loss, cudaStream_t stream) {
   Args args{};
-  args.ids = routing.ids;
-  args.scores = routing.scores;
+  args.ids = in.experts;
+  args.scores = in.scores;
   args.experts = static_cast<int>(c.routed_experts);
   args.chosen = static_cast<int>(c.experts_per_token);
-  args.length = sequence_length(p);
-  args.sequences = static_cast<int>(p.tokens / args.length);
+  args.length = static_cast<int>(in.sequence_length);
+  args.sequences = static_cast<int>(in.tokens / in.sequence_length);
   args.slices = (args.length + kSlice - 1) / kSlice;
   args.devices = static_cast<int>(c.devices);
   args.seq_alpha = c.seq_balance_alpha;

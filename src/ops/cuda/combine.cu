@@ -1,7 +1,7 @@
 // combine: each token gathers the rows of its experts and sums them in a fixed order, shared experts first.
 #include <cuda_bf16.h>
 
-#include "ops/cuda/gate.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/ptx.cuh"
 
@@ -13,7 +13,7 @@ using bf16 = __nv_bfloat16;
 
 struct Args {
   Combine c;
-  const std::int32_t* token_row;
+  const std::int32_t* slot_row;
   int tokens, width, chosen;
   int row_shift;  // by which routed rows lie earlier than in the plan
 };
@@ -28,17 +28,16 @@ __device__ inline float to_float(bf16 v) { return __bfloat162float(v); }
 __device__ inline void from_float(float v, float& out) { out = v; }
 __device__ inline void from_float(float v, bf16& out) { out = __float2bfloat16_rn(v); }
 
-// kEarly: rows that are looked up before the rows themselves are there. With few tokens that saves time; with many it
-// would take registers from threads that hide it anyway.
+// kEarly: how many of its rows a token looks up before the rows themselves are there (combines_early()).
 template <class T, int kVector, int kEarly>
 __global__ void __launch_bounds__(256) combine_kernel(const __grid_constant__ Args args) {
   const int per_token = args.c.columns / kVector;
   const std::size_t i = static_cast<std::size_t>(blockIdx.x) * 256 + threadIdx.x;
   const int token = static_cast<int>(i / per_token), column = static_cast<int>(i % per_token) * kVector;
   if (token >= args.tokens) return;
-  // Which rows and how much of each: known since before the kernel ahead of this one let it start.
+  // Which rows, and the weight of each: the kernel ahead of this one waited for them before it let this one start.
   const std::size_t first = static_cast<std::size_t>(token) * args.chosen;
-  const auto row_of = [&](int k) { return args.token_row[first + k] - args.row_shift; };
+  const auto row_of = [&](int k) { return args.slot_row[first + k] - args.row_shift; };
   const auto weight_of = [&](int k) { return args.c.weights ? args.c.weights[first + k] : 1.0f; };
   int row[kEarly + 1];
   float weight[kEarly + 1];
@@ -89,21 +88,16 @@ template <class T, int kVector>
 void run(const Args& args, cudaStream_t stream) {
   const std::size_t threads = static_cast<std::size_t>(args.tokens) * (args.c.columns / kVector);
   const auto blocks = static_cast<unsigned>((threads + 255) / 256);
-  const bool few = blocks <= 2 * static_cast<unsigned>(multiprocessors());
-  launch(few ? combine_kernel<T, kVector, 8> : combine_kernel<T, kVector, 0>, blocks, 256, 0, stream, args);
+  launch(combines_early(device_info(), blocks) ? combine_kernel<T, kVector, 8> : combine_kernel<T, kVector, 0>, blocks, 256,
+         0, stream, args);
 }
 
 }  // namespace
 
-void combine(const Problem& p, const Plan& plan, const Combine& c, cudaStream_t stream) {
-  const Args args{c,
-                  plan.token_row,
-                  static_cast<int>(p.tokens),
-                  static_cast<int>(p.config.hidden_size),
-                  static_cast<int>(p.config.experts_per_token),
-                  static_cast<int>((p.config.shared_experts - c.shared_rows) * p.tokens)};
-  const bool wide = p.config.hidden_size % 8 == 0 && c.first % 8 == 0 && c.columns % 8 == 0;
-  if (p.dtype == DType::kF32) return wide ? run<float, 4>(args, stream) : run<float, 1>(args, stream);
+void combine(const Sizes& s, const std::int32_t* slot_row, DType dtype, const Combine& c, cudaStream_t stream) {
+  const Args args{c, slot_row, s.tokens, s.width, s.chosen, (s.shared - c.shared_rows) * s.tokens};
+  const bool wide = s.width % 8 == 0 && c.first % 8 == 0 && c.columns % 8 == 0;
+  if (dtype == DType::kF32) return wide ? run<float, 4>(args, stream) : run<float, 1>(args, stream);
   return wide ? run<bf16, 8>(args, stream) : run<bf16, 1>(args, stream);
 }
 

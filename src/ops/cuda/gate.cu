@@ -7,7 +7,7 @@
 
 #include <type_traits>
 
-#include "ops/cuda/gate.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/ptx.cuh"
 #include "ops/cuda/routing.cuh"
@@ -27,7 +27,7 @@ struct Args {
   const void* x;
   const void* gate;
   const float* bias;
-  Routing out;
+  ChosenView out;
   std::int32_t* counts;
 };
 
@@ -146,33 +146,23 @@ void run(const Args& args, cudaStream_t stream) {
 
 }  // namespace
 
-// Few tokens are spread over more blocks, and a block of many needs more shared memory than devices before sm_80 have.
-// Neither the scores nor the plan depend on it. Measured on an H200.
-int gate_chunk(const Problem& p) {
-  const bool wide = device_info().major >= 8 && p.config.routed_experts <= 256 && p.dtype == DType::kBF16 &&
-                    p.config.hidden_size % 8 == 0;
-  return !wide || p.tokens <= 1024 ? 8 : p.tokens <= 8192 ? 16 : 32;
-}
-int gate_chunks(const Problem& p) { return static_cast<int>((p.tokens + gate_chunk(p) - 1) / gate_chunk(p)); }
-
-void gate(const Problem& p, bool mma, const void* x, const Weights& weights, const Routing& routing, std::int32_t* counts,
+void gate(const MoeConfig& config, const GateInput& in, bool mma, int chunk, const ChosenView& out, std::int32_t* counts,
           cudaStream_t stream) {
-  const MoeConfig& c = p.config;
   Args args{};
-  args.rule = routing_rule(c);
-  args.tokens = static_cast<int>(p.tokens);
-  args.width = static_cast<int>(c.hidden_size);
-  args.chunks = gate_chunks(p);
-  args.x = x;
-  args.gate = weights.gate;
-  args.bias = c.selection_bias ? weights.gate_bias : nullptr;
-  args.out = routing;
+  args.rule = routing_rule(config);
+  args.tokens = in.tokens;
+  args.width = static_cast<int>(config.hidden_size);
+  args.chunks = (in.tokens + chunk - 1) / chunk;
+  args.x = in.x;
+  args.gate = in.weight;
+  args.bias = in.bias;
+  args.out = out;
   args.counts = counts;
-  if (p.dtype == DType::kF32) return run<8, float, false>(args, stream);
+  if (in.dtype == DType::kF32) return run<8, float, false>(args, stream);
   const auto with_tokens = [&]<int kTokens>(std::integral_constant<int, kTokens>) {
     mma ? run<kTokens, bf16, true>(args, stream) : run<kTokens, bf16, false>(args, stream);
   };
-  switch (gate_chunk(p)) {
+  switch (chunk) {
     case 8: return with_tokens(std::integral_constant<int, 8>{});
     case 16: return with_tokens(std::integral_constant<int, 16>{});
     default: return with_tokens(std::integral_constant<int, 32>{});

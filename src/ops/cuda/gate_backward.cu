@@ -1,5 +1,5 @@
 // Backward of the gate: row weights and balance losses -> scores -> logits -> x and the gate's weights.
-#include "ops/cuda/gate.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/portable.cuh"
 #include "ops/cuda/routing.cuh"
 
@@ -12,7 +12,7 @@ inline constexpr int kWarps = 8;
 
 struct Args {
   const std::int32_t* ids;
-  const std::int32_t* token_row;
+  const std::int32_t* slot_row;
   const float* scores;
   const float* weight_grad;  // [R, parts]
   const float* counts;       // [sequences + 2, E]; null: no balance loss
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kWarps * 32) scores_backward_kernel(const __gr
   float* grads = smem + kWarps * args.experts + threadIdx.x / 32 * args.chosen;
   float sum = 0.0f, dot = 0.0f;  // over the chosen: scores, gradients times scores
   for (int k = 0; k < args.chosen; ++k) {
-    const float* parts = args.weight_grad + static_cast<std::size_t>(args.token_row[first + k]) * args.parts;
+    const float* parts = args.weight_grad + static_cast<std::size_t>(args.slot_row[first + k]) * args.parts;
     float grad = 0.0f;
     for (int i = lane; i < args.parts; i += 32) grad += parts[i];
     grad = args.scale * warp_sum(grad);
@@ -159,44 +159,39 @@ struct WeightBackward {
 };
 
 template <class G>
-__global__ void __launch_bounds__(256) add_slices_kernel(const float* partial, int slices, int halves, std::size_t stride,
-                                                         std::size_t size, G* grad, bool accumulate) {
+__global__ void __launch_bounds__(256)
+    add_slices_kernel(const float* partial, int slices, std::size_t stride, std::size_t size, G* grad, bool accumulate) {
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
   const std::size_t i = static_cast<std::size_t>(blockIdx.x) * 256 + threadIdx.x;
   if (i >= size) return;
   float sum = accumulate ? portable::to_float(grad[i]) : 0.0f;
 #pragma unroll 8
-  for (int s = 0; s < slices * halves; ++s) sum += partial[s * stride + i];
+  for (int s = 0; s < slices; ++s) sum += partial[s * stride + i];
   portable::put(sum, grad + i);
 }
 
-// Enough slices to fill a large device, fixed so that the sum's order depends on the number of tokens alone.
-inline constexpr int kSlices = 16;
-
 }  // namespace
 
-void gate_scores_backward(const Problem& p, const Plan& plan, const Routing& routing, const float* weight_grad, int parts,
-                          const float* balance_counts, float balance_scale, const LogitGrad& dlogits, cudaStream_t stream) {
-  const MoeConfig& c = p.config;
+void gate_scores_backward(const MoeConfig& c, const ScoresBackward& in, const LogitGrad& out, cudaStream_t stream) {
   Args args{};
-  args.ids = routing.ids;
-  args.token_row = plan.token_row;
-  args.scores = routing.scores;
-  args.weight_grad = weight_grad;
-  args.counts = balance_counts;
-  args.dlogits = dlogits;
+  args.ids = in.chosen.experts;
+  args.slot_row = in.slot_row;
+  args.scores = in.chosen.scores;
+  args.weight_grad = in.weight_grad;
+  args.counts = in.balance_counts;
+  args.dlogits = out;
   args.split = split_experts(c.routed_experts);
-  args.tokens = static_cast<int>(p.tokens);
+  args.tokens = static_cast<int>(in.chosen.tokens);
   args.experts = static_cast<int>(c.routed_experts);
   args.chosen = static_cast<int>(c.experts_per_token);
-  args.parts = parts;
-  args.length = static_cast<int>(p.sequence_length ? p.sequence_length : p.tokens);
+  args.parts = in.parts;
+  args.length = static_cast<int>(in.chosen.sequence_length);
   args.sequences = args.tokens / args.length;
   args.sigmoid = c.score == ScoreFunction::kSigmoid;
   args.normalise = c.norm_topk_prob && args.chosen > 1;
   args.scale = c.routed_scaling_factor;
-  const float frequency = balance_scale * static_cast<float>(args.experts) / static_cast<float>(args.chosen);
+  const float frequency = in.balance_scale * static_cast<float>(args.experts) / static_cast<float>(args.chosen);
   const float t = static_cast<float>(args.tokens), length = static_cast<float>(args.length);
   args.seq_factor = c.seq_balance_alpha * frequency / length / t;  // / L for f, / L / B for the means
   args.batch_factor = c.batch_balance_alpha * frequency / t / t;
@@ -205,48 +200,33 @@ void gate_scores_backward(const Problem& p, const Plan& plan, const Routing& rou
          kWarps * (args.experts + args.chosen) * 4, stream, args);
 }
 
-void gate_input_backward(const Problem& p, bool mma, const float* dlogits, const void* gate, void* dx,
-                         cudaStream_t stream) {
-  const int tokens = static_cast<int>(p.tokens), experts = static_cast<int>(p.config.routed_experts);
-  const int width = static_cast<int>(p.config.hidden_size);
-  if (p.dtype == DType::kF32)
+void gate_input_backward(const GateProducts& p, const void* gate, void* dx, cudaStream_t stream) {
+  const auto go = [&]<class T>(T*, bool mma) {
     portable::run(
-        InputBackward<float>{dlogits, static_cast<const float*>(gate), static_cast<float*>(dx), tokens, experts, width},
-        false, tokens, width, 1, stream);
-  else
-    portable::run(
-        InputBackward<bf16>{dlogits, static_cast<const bf16*>(gate), static_cast<bf16*>(dx), tokens, experts, width}, mma,
-        tokens, width, 1, stream);
+        InputBackward<T>{p.dlogits, static_cast<const T*>(gate), static_cast<T*>(dx), p.tokens, p.experts, p.width}, mma,
+        p.tokens, p.width, 1, stream);
+  };
+  p.dtype == DType::kF32 ? go(static_cast<float*>(nullptr), false) : go(static_cast<bf16*>(nullptr), p.mma);
 }
 
-// A multiple of 64: a step of the Hopper product over rows.
-int gate_slice(const Problem& p) { return static_cast<int>(((p.tokens + kSlices - 1) / kSlices + 63) / 64 * 64); }
-int gate_slices(const Problem& p) { return static_cast<int>((p.tokens + gate_slice(p) - 1) / gate_slice(p)); }
-
-void gate_weight_backward(const Problem& p, bool mma, const float* dlogits, const void* x, float* partial,
-                          cudaStream_t stream) {
-  const int tokens = static_cast<int>(p.tokens), experts = static_cast<int>(p.config.routed_experts);
-  const int width = static_cast<int>(p.config.hidden_size), slice = gate_slice(p), slices = gate_slices(p);
-  if (p.dtype == DType::kF32)
-    portable::run(WeightBackward<float>{dlogits, static_cast<const float*>(x), partial, tokens, experts, width, slice},
-                  false, experts, width, slices, stream);
-  else
-    portable::run(WeightBackward<bf16>{dlogits, static_cast<const bf16*>(x), partial, tokens, experts, width, slice}, mma,
-                  experts, width, slices, stream);
+void gate_weight_backward(const GateProducts& p, const void* x, float* partial, cudaStream_t stream) {
+  const int slice = gate_slice(p.tokens), slices = gate_slices(p.tokens);
+  const auto go = [&]<class T>(T*, bool mma) {
+    portable::run(WeightBackward<T>{p.dlogits, static_cast<const T*>(x), partial, p.tokens, p.experts, p.width, slice}, mma,
+                  p.experts, p.width, slices, stream);
+  };
+  p.dtype == DType::kF32 ? go(static_cast<float*>(nullptr), false) : go(static_cast<bf16*>(nullptr), p.mma);
 }
 
-void add_slices(const Problem& p, const float* partial, int halves, int stride, void* dgate, bool accumulate,
-                cudaStream_t stream) {
-  const auto width = static_cast<std::size_t>(p.config.hidden_size);
-  const std::size_t size = static_cast<std::size_t>(p.config.routed_experts) * width;
+void add_slices(const float* partial, int slices, std::size_t stride, std::size_t size, DType grad_dtype, void* grad,
+                bool accumulate, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((size + 255) / 256);
-  const int slices = gate_slices(p);
-  if (p.dtype == DType::kF32 || p.grad_dtype == DType::kF32)
-    launch(add_slices_kernel<float>, blocks, 256, 0, stream, partial, slices, halves, stride * width, size,
-           static_cast<float*>(dgate), accumulate);
+  if (grad_dtype == DType::kF32)
+    launch(add_slices_kernel<float>, blocks, 256, 0, stream, partial, slices, stride, size, static_cast<float*>(grad),
+           accumulate);
   else
-    launch(add_slices_kernel<bf16>, blocks, 256, 0, stream, partial, slices, halves, stride * width, size,
-           static_cast<bf16*>(dgate), accumulate);
+    launch(add_slices_kernel<bf16>, blocks, 256, 0, stream, partial, slices, stride, size, static_cast<bf16*>(grad),
+           accumulate);
 }
 
 }  // namespace dsmoe::cuda

@@ -1,42 +1,38 @@
-// Launchers of the Hopper kernels. Pointers are device pointers; plans and sizes as in plan.h.
+// Launchers of the Hopper kernels. Pointers are device pointers; sizes and plans as in plan.h.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
-#include "ops/cuda/plan.h"
+#include "ops/cuda/kernels.h"
 
 namespace dsmoe::cuda::hopper {
 
 using bf16 = __nv_bfloat16;
 
-struct Sizes {
-  int tokens, width, expert_width, experts, shared, rows;  // T, D, F, S + E, S, R
-  int sorted_rows, token_tile;                             // plan.h
-};
-
-// Gate and plan of few tokens in one launch of one cluster.
-bool can_route_few(const Problem& p);
-void route_few(const Problem& p, const bf16* x, const Weights& weights, const Routing& routing, int token_tile,
-               const Plan& plan, cudaStream_t stream);
+// Gate and plan of few tokens in one launch of one cluster. Of the plan it makes what inference needs: offset, token,
+// slot_row and the tiles.
+bool can_route_few(const MoeConfig& config, Index tokens);
+void route_few(const MoeConfig& config, const Sizes& s, const GateInput& in, const ChosenView& out, const PlanView& plan,
+               cudaStream_t stream);
 
 // h[R, F] = silu(x W_gate') * (x W_up'); also gate_up[R, 2F] when that is not null. `sorted` holds x as gather_rows()
 // leaves it; when it is null the kernel gathers by itself, which is better for few tokens.
-void gate_up(const Sizes& s, const Plan& plan, const bf16* x, const bf16* sorted, const bf16* weights, bf16* h,
+void gate_up(const Sizes& s, const PlanView& plan, const bf16* x, const bf16* sorted, const bf16* weights, bf16* h,
              bf16* gate_up, cudaStream_t stream);
 
 // out[R, columns] = h W_down', output columns [first, first + columns) of D.
-void down(const Sizes& s, const Plan& plan, const bf16* h, const bf16* weights, bf16* out, int first, int columns,
+void down(const Sizes& s, const PlanView& plan, const bf16* h, const bf16* weights, bf16* out, int first, int columns,
           cudaStream_t stream);
 
 // From gate_up[R, 2F] and dy: overwrites gate_up with its gradient, writes weighted[R, F] = row weight * h, and
 // weight_grad[R, parts] whose sums over parts are d loss / d row weight. sorted_dy as gather_rows() leaves it.
 int hidden_backward_parts(const Sizes& s);
-void hidden_backward(const Sizes& s, const Plan& plan, const bf16* dy, const bf16* sorted_dy, const bf16* down_weights,
+void hidden_backward(const Sizes& s, const PlanView& plan, const bf16* dy, const bf16* sorted_dy, const bf16* down_weights,
                      bf16* gate_up, bf16* weighted, float* weight_grad, cudaStream_t stream);
 
 // out[R, columns] = dgate_up W_gate_up, output columns [first, first + columns) of D.
-void input_backward(const Sizes& s, const Plan& plan, const bf16* dgate_up, const bf16* weights, bf16* out, int first,
+void input_backward(const Sizes& s, const PlanView& plan, const bf16* dgate_up, const bf16* weights, bf16* out, int first,
                     int columns, cudaStream_t stream);
 
 // Per expert: grad[m, D] (or its transpose [D, m]) = a[rows, m]' * b[token of row, D].
@@ -49,7 +45,7 @@ struct WeightGrad {
   void* grad;
   bool f32, accumulate;
 };
-void weight_backward(const Sizes& s, const Plan& plan, const WeightGrad& g, cudaStream_t stream);
+void weight_backward(const Sizes& s, const PlanView& plan, const WeightGrad& g, cudaStream_t stream);
 
 // The gate's products with dlogits as the sum of two bf16, [T, 2, split]: dx[T, D], and
 // partial[slices, 2 * split, D] over slices of `slice` tokens, a multiple of 64.

@@ -14,8 +14,8 @@ struct Args {
   TileSource tiles;
   bf16* out;
   int k_blocks;
-  int shared_experts;  // whose products with a token are added up in one tile
-  int k_wrap;          // rows of transposed weights, after which they start again
+  int shared_experts;  // their products with a token are added up in one tile
+  int k_wrap;          // transposed weights have this many rows; k blocks past them start again at row 0
   int first, columns;  // of the output
 };
 
@@ -65,8 +65,8 @@ __device__ __forceinline__ void load_weights(const Args& args, int expert, int m
   }
 }
 
-// kEarly: with few tokens the weights are what takes time, and the first stages of them are requested before the rows
-// are there. The plan is: the kernel before this one waited for it before it let this one start.
+// kEarly: with few tokens loading the weights takes most of the time, so their first stages are requested before the rows
+// are there. The plan is there: the kernel before this one waited for it before it let this one start.
 template <class C, bool kTransposedWeights, bool kEarly>
 __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
   TileLoop<C> loop(args.tiles);
@@ -152,7 +152,7 @@ void run_down(Args& args, const Sizes& s, const bf16* weights, cudaStream_t stre
 
 }  // namespace
 
-void down(const Sizes& s, const Plan& plan, const bf16* h, const bf16* weights, bf16* out, int first, int columns,
+void down(const Sizes& s, const PlanView& plan, const bf16* h, const bf16* weights, bf16* out, int first, int columns,
           cudaStream_t stream) {
   Args args = common_args(tile_source(s, plan, 0), h, s.expert_width, s.rows, out, first, columns);
   if (s.token_tile == kTinyTile) return run_down<Tiny>(args, s, weights, stream);
@@ -161,7 +161,7 @@ void down(const Sizes& s, const Plan& plan, const bf16* h, const bf16* weights, 
   run_down<WidePair>(args, s, weights, stream);
 }
 
-void input_backward(const Sizes& s, const Plan& plan, const bf16* dgate_up, const bf16* weights, bf16* out, int first,
+void input_backward(const Sizes& s, const PlanView& plan, const bf16* dgate_up, const bf16* weights, bf16* out, int first,
                     int columns, cudaStream_t stream) {
   const std::uint64_t d = s.width, f = s.expert_width, e = s.experts;
   Args args = common_args(tile_source(s, plan, 0), dgate_up, 2 * f, s.rows, out, first, columns);

@@ -15,7 +15,7 @@ struct Args {
   CUtensorMap weights;
   CUtensorMap x, x_narrow;            // [T, D], for shared experts
   CUtensorMap sorted, sorted_narrow;  // the routed experts' rows; unused when this kernel gathers
-  bool one_box;  // makes up a block of the weights; false where the driver refuses the interleaving box
+  bool one_box;  // one copy loads a whole block of the weights; false if the driver refuses such a tensor map
   TileSource tiles;
   const std::int32_t* row_token;
   const bf16* rows;  // x, when this kernel gathers
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) gate_up_kernel(const __grid_co
   tear_down<C>();
 }
 
-// A tile of f columns: 8 gate rows and 8 up rows in turn.
+// The tensor map that interleaves 8 gate rows and 8 up rows.
 void set_weights(Args& args, const Sizes& s, const bf16* weights, std::uint32_t groups) {
   const std::uint64_t d = s.width, f = s.expert_width, experts = s.experts;
   args.one_box = try_tensor_map(&args.weights, weights, {d, 8, 2, f / 8, experts}, {d, f * d, 8 * d, 2 * f * d},
@@ -163,7 +163,7 @@ void set_weights(Args& args, const Sizes& s, const bf16* weights, std::uint32_t 
 }
 
 template <class C, bool kGather>
-void run(Args& args, const Sizes& s, const Plan& plan, const bf16* weights, cudaStream_t stream) {
+void run(Args& args, const Sizes& s, const PlanView& plan, const bf16* weights, cudaStream_t stream) {
   set_weights(args, s, weights, C::kGroups);
   args.tiles = tile_source(s, plan, (s.expert_width + C::kTileM / 2 - 1) / (C::kTileM / 2));
   launch_tiles<C>(gate_up_kernel<C, kGather>, args, stream);
@@ -171,10 +171,10 @@ void run(Args& args, const Sizes& s, const Plan& plan, const bf16* weights, cuda
 
 }  // namespace
 
-void gate_up(const Sizes& s, const Plan& plan, const bf16* x, const bf16* sorted, const bf16* weights, bf16* h,
+void gate_up(const Sizes& s, const PlanView& plan, const bf16* x, const bf16* sorted, const bf16* weights, bf16* h,
              bf16* gate_up, cudaStream_t stream) {
   Args args{};
-  args.row_token = plan.row_token;
+  args.row_token = plan.token;
   args.rows = x;
   args.h = h;
   args.gate_up = gate_up;

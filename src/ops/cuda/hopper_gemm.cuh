@@ -17,15 +17,15 @@ namespace dsmoe::cuda::hopper {
 inline constexpr int kTileK = 64;
 inline constexpr int kGroupBytesA = 64 * kTileK * 2;  // 64 weight rows, what one warpgroup multiplies at a time
 
-// kGroups: consumer warpgroups; a block of weights has 64 rows for each. kBlocks: such blocks in a tile. kCluster: so
-// many thread blocks work on neighbouring weight tiles of one token tile, and each loads its part of the tokens for
-// all of them, which saves traffic from the cache and power.
+// kGroups: consumer warpgroups; a block of weights has 64 rows for each. kBlocks: such blocks in a tile. kCluster: thread
+// blocks that work together on neighbouring weight tiles of one token tile; each loads its part of the tokens and
+// multicasts it to all, which saves cache traffic and power.
 template <int kTokens_, int kStages_, int kGroups_, int kBlocks_, int kCluster_>
 struct Config {
   static constexpr int kTokens = kTokens_, kStages = kStages_, kGroups = kGroups_, kBlocks = kBlocks_;
   static constexpr int kCluster = kCluster_;
-  // With few stages and memory as the limit, a stage is given back as soon as its product is done, not when the next
-  // one has begun: that keeps one more in flight.
+  // Where there are few stages and memory is the limit, a stage is released as soon as its product is done instead of when
+  // the next product has begun: that keeps one more load in flight.
   static constexpr bool kDrains = kTokens == kMiddleTile;
   static constexpr int kTileM = 64 * kGroups;  // rows of one block of weights
   static constexpr int kThreads = 128 * (1 + kGroups);
@@ -47,7 +47,7 @@ __device__ __forceinline__ int rank() {  // of this block in its cluster
   return C::kCluster > 1 ? blockIdx.x % C::kCluster : 0;
 }
 
-// With two consumer warpgroups the producer hands them registers; with one there are enough.
+// With two consumer warpgroups the producer gives them some of its registers; with one there are enough.
 template <class C, int kRegisters>
 __device__ __forceinline__ void producer_registers() {
   if constexpr (C::kGroups > 1) ptx::registers_shrink<kRegisters>();
@@ -64,9 +64,9 @@ struct Tile {
   bool shared;
 };
 
-// The tiles that one block (or cluster) works on, in order. The first ones, those of shared experts, are dealt round.
-// Blocks that get one more of them than others join the rest `rounds` rounds later: so many of the rest is one of them
-// worth.
+// The tiles that one block (or cluster) works on, in order. Shared-expert tiles come first and are dealt round-robin. One
+// of them takes as long as `rounds` routed tiles, so a block that drew one more of them skips its first `rounds` turns at
+// the routed tiles.
 class Turns {
  public:
   __device__ __forceinline__ Turns(int block, int blocks, int first, int rounds)
@@ -96,11 +96,11 @@ struct TileSource {
   const std::int32_t* count;  // of the list; null: only shared experts
   int m_blocks;
   int shared, tokens, token_tile;
-  int rounds = 1;  // tiles of routed experts that take as long as one of theirs
+  int rounds = 1;  // how many routed tiles take as long as one shared-expert tile
 };
 
-// The tiles of one block. Those of shared experts need no plan, so a kernel may work on them while the plan is still
-// being made; the first other tile waits for the kernel before this one.
+// The tiles of one block. Shared-expert tiles need no plan, so a kernel may work on them while the plan is still being
+// made; before its first routed tile it waits for the previous kernel.
 template <class C>
 class TileLoop {
  public:
@@ -228,8 +228,8 @@ __device__ __forceinline__ void release(std::uint32_t empty_barrier) {
   }
 }
 
-// Tokens that already lie in a row in memory, as B: boxes of 32 rows, or of 8 for narrow tiles. In a cluster each block
-// loads its share of the boxes for all.
+// The B operand from token rows that are already contiguous in memory: TMA boxes of 32 rows, or of 8 for narrow tiles. In a
+// cluster each block loads its share of the boxes and multicasts them to all.
 inline constexpr int kBoxRows = 32;
 template <class C>
 struct RowBoxes {
@@ -255,7 +255,7 @@ struct RowBoxes {
 };
 
 // acc[i] += A * B of weight block i over `k_blocks` stages. kGathered: B was written by cp.async, which wgmma sees only
-// after a fence. before_last() is called when the last stage has come.
+// after a fence. before_last() is called when the last stage has arrived.
 template <int kN, int kTransA, int kTransB, bool kGathered, class C, class BeforeLast>
 __device__ __forceinline__ void multiply(float (&acc)[C::kBlocks][kN / 2], Ring<C>& ring, int k_blocks, int group,
                                          BeforeLast&& before_last) {
@@ -308,8 +308,8 @@ __device__ __forceinline__ bool try_widths(int rows, Body&& body) {
   }
 }
 
-// Calls body.template run<N>() with a product that holds `rows` tokens and wastes little: N is 8, 16, 32, 48, 64 or a
-// multiple of 16 after that.
+// Calls body.template run<N>() with the narrowest product that holds `rows` tokens: N is 8, 16, 32, 48, 64 or a larger
+// multiple of 16.
 template <class C, class Body>
 __device__ __forceinline__ void with_width(int rows, Body&& body) {
   if (rows <= 8) return body.template run<8>();
@@ -367,9 +367,9 @@ struct Staging {
     const int swizzle = kChunks == 8 ? row & 7 : (row >> 1) & 3;
     return row * kRowBytes + ((chunk ^ swizzle) << 4);
   }
-  // Copies `rows` rows, kMost at most, to out[row * ld], leaving out columns at or past `columns`. kStream: nobody reads
-  // them again soon. Pointers move by one step, and conditions are predicates: with a product of 64 bits and a branch for
-  // each row, finding an address took 17 instructions.
+  // Copies `rows` rows, kMost at most, to out[row * ld], skipping columns at or past `columns`. kStream: the data is not
+  // read again soon. Pointers are advanced by a constant step and conditions are predicates: with a 64-bit multiplication
+  // and a branch per row, computing an address took 17 instructions.
   template <int kMost, bool kStream>
   __device__ __forceinline__ static void copy_out(std::uint32_t staging, __nv_bfloat16* out, std::size_t ld, int rows,
                                                   int columns) {
@@ -415,15 +415,15 @@ __device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std
 
 // ---- host side
 
-inline TileSource tile_source(const Sizes& s, const Plan& plan, int m_blocks) {
+inline TileSource tile_source(const Sizes& s, const PlanView& plan, int m_blocks) {
   return {plan.tiles, plan.tile_count, m_blocks, s.shared, s.tokens, s.token_tile};
 }
 
-// One block per multiprocessor, in clusters where the configuration wants them.
+// One thread block per multiprocessor, in clusters if the configuration has them.
 template <class C, class Args>
 void launch_tiles(void (*kernel)(Args), Args& args, cudaStream_t stream) {
   const auto round_up = [](int n, int unit) { return (n + unit - 1) / unit * unit; };
-  // Blocks past the end write nothing.
+  // Weight blocks past the end write nothing.
   args.tiles.m_blocks = round_up(round_up(args.tiles.m_blocks, C::kBlocks) / C::kBlocks, C::kCluster);
   launch_clusters(C::kCluster, kernel, multiprocessors() / C::kCluster * C::kCluster, C::kThreads, C::kSmemBytes, stream,
                   args);

@@ -34,9 +34,9 @@ struct Consumer {
   Shared<C>& shared;
   int group;
 
-  // The gradient of h of one stage, f32 [64 tokens][64 columns], in the warpgroup's staging area. Rows hold granules of
-  // four columns, in an order in which neither put() nor stage() meets a bank twice: h * 8 + (q ^ (2 * (token / 2 % 4) +
-  // h)) for half h of eight columns q.
+  // The gradient of h of one stage, f32 [64 tokens][64 columns], in the warpgroup's staging area. A row is 16 groups
+  // of four columns, permuted so that neither put() nor stage() has bank conflicts: half h of the eight columns q is group
+  // h * 8 + (q ^ (2 * (token / 2 % 4) + h)).
   __device__ __forceinline__ std::uint32_t area() const { return shared.staging + group * C::kStagingBytes; }
 
   template <int kN, int kFirst>
@@ -120,7 +120,7 @@ struct Consumer {
     shared.ring.advance();
   }
 
-  // One copy of stage() for all of them: written out for each stage the code would not fit the instruction cache.
+  // stage() is compiled once, in a loop: unrolled for every stage, the code would not fit the instruction cache.
   template <int kN>
   __device__ __forceinline__ void run() const {
     float acc[1][kN / 2] = {};
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) hidden_backward_kernel(const _
 
 int hidden_backward_parts(const Sizes& s) { return (s.expert_width + C::kTileM - 1) / C::kTileM * 2; }
 
-void hidden_backward(const Sizes& s, const Plan& plan, const bf16* dy, const bf16* sorted_dy, const bf16* down_weights,
+void hidden_backward(const Sizes& s, const PlanView& plan, const bf16* dy, const bf16* sorted_dy, const bf16* down_weights,
                      bf16* gate_up, bf16* weighted, float* weight_grad, cudaStream_t stream) {
   const std::uint64_t d = s.width, f = s.expert_width, e = s.experts, r = s.rows, t = s.tokens, n = s.sorted_rows;
   Args args{};
@@ -203,7 +203,7 @@ void hidden_backward(const Sizes& s, const Plan& plan, const bf16* dy, const bf1
   args.sorted = tensor_map(sorted_dy, {d, n}, {d}, {kTileK, kBoxRows});
   args.sorted_narrow = tensor_map(sorted_dy, {d, n}, {d}, {kTileK, 8});
   args.tiles = tile_source(s, plan, (s.expert_width + C::kTileM - 1) / C::kTileM);
-  args.row_weight = plan.row_weight;
+  args.row_weight = plan.weight;
   args.gate_up = gate_up;
   args.weighted = weighted;
   args.weight_grad = weight_grad;

@@ -13,7 +13,7 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-inline constexpr int kMaxTokens = 64, kMaxExperts = 512, kWarps = 16;
+inline constexpr int kWarps = 16;
 
 struct Args {
   RoutingRule rule;
@@ -21,8 +21,8 @@ struct Args {
   const bf16* x;
   const bf16* gate;
   const float* bias;
-  Routing out;
-  Plan plan;
+  ChosenView out;
+  PlanView plan;
 };
 
 // This block's part of the logits, part[token][expert]; one warp per 16 experts and 8 tokens.
@@ -55,7 +55,7 @@ __device__ void partial_logits(const Args& args, int block, float* part) {
   }
 }
 
-// This block's part of the gate into the cache while the kernel before this one still makes x.
+// Loads this block's part of the gate into the cache while the previous kernel is still computing x.
 __device__ void prefetch_gate(const Args& args, int block) {
   constexpr int kLine = 64;  // bf16 in 128 bytes
   const int steps = (args.width + 31) / 32, per_part = (steps + kGateParts - 1) / kGateParts;
@@ -66,8 +66,8 @@ __device__ void prefetch_gate(const Args& args, int block) {
   }
 }
 
-// What inference needs of a plan. A token chooses an expert at most once, so an expert's tokens are a set of bits, in
-// order.
+// The parts of a plan that inference needs. A token chooses an expert at most once, so the tokens of an expert are the bits
+// of one word, in order.
 __device__ void plan_few(const Args& args, const std::int32_t* ids, unsigned long long* chosen_by,
                          std::int32_t* first_row) {
   const int experts = args.rule.experts, pairs = args.tokens * args.rule.chosen;
@@ -87,35 +87,35 @@ __device__ void plan_few(const Args& args, const std::int32_t* ids, unsigned lon
         if (threadIdx.x >= step) rows += r, tiles += u;
       }
       if (e < experts) {
-        first_row[e] = args.plan.row_offset[args.shared + e] = row + rows - n;
+        first_row[e] = args.plan.offset[args.shared + e] = row + rows - n;
         split_tiles(args.plan.tiles + tile + tiles - t, t, args.shared + e, row + rows - n, n, 0);
       }
       row += __shfl_sync(~0u, rows, 31);
       tile += __shfl_sync(~0u, tiles, 31);
     }
     if (threadIdx.x == 0) {
-      args.plan.row_offset[args.shared + experts] = row;
+      args.plan.offset[args.shared + experts] = row;
       *args.plan.tile_count = tile;
     }
   }
   for (int i = threadIdx.x; i < args.shared * args.tokens; i += blockDim.x) {
-    if (i % args.tokens == 0) args.plan.row_offset[i / args.tokens] = i;
-    args.plan.row_token[i] = i % args.tokens;
+    if (i % args.tokens == 0) args.plan.offset[i / args.tokens] = i;
+    args.plan.token[i] = i % args.tokens;
   }
   __syncthreads();
   for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
     const int token = i / args.rule.chosen, e = ids[i];
     const int row = first_row[e] + __popcll(chosen_by[e] & ((1ull << token) - 1));
-    args.plan.row_token[row] = token;
-    args.plan.token_row[i] = row;
+    args.plan.token[row] = token;
+    args.plan.slot_row[i] = row;
   }
 }
 
 __global__ void __cluster_dims__(kGateParts, 1, 1) __launch_bounds__(kWarps * 32)
     route_kernel(const __grid_constant__ Args args) {
   extern __shared__ float smem[];
-  __shared__ unsigned long long chosen_by[kMaxExperts];
-  __shared__ std::int32_t first_row[kMaxExperts];
+  __shared__ unsigned long long chosen_by[kFewExperts];
+  __shared__ std::int32_t first_row[kFewExperts];
   const cg::cluster_group cluster = cg::this_cluster();
   const int block = static_cast<int>(cluster.block_rank()), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int experts = args.rule.experts, chosen = args.rule.chosen;
@@ -145,32 +145,31 @@ __global__ void __cluster_dims__(kGateParts, 1, 1) __launch_bounds__(kWarps * 32
   if (block == 0) plan_few(args, ids, chosen_by, first_row);
 }
 
-int smem_bytes(const Problem& p) {
-  const MoeConfig& c = p.config;
-  return static_cast<int>(
-      4 * (p.tokens * (c.routed_experts + c.experts_per_token) + kWarps * (2 * c.routed_experts + c.groups)));
+int smem_bytes(const MoeConfig& c, Index tokens) {
+  return static_cast<int>(4 *
+                          (tokens * (c.routed_experts + c.experts_per_token) + kWarps * (2 * c.routed_experts + c.groups)));
 }
 
 }  // namespace
 
-bool can_route_few(const Problem& p) {
-  return p.tokens <= kMaxTokens && p.config.routed_experts <= kMaxExperts && smem_bytes(p) <= 220 * 1024;
+bool can_route_few(const MoeConfig& config, Index tokens) {
+  return routes_in_one_launch(tokens, config.routed_experts, smem_bytes(config, tokens));
 }
 
-void route_few(const Problem& p, const bf16* x, const Weights& weights, const Routing& routing, int token_tile,
-               const Plan& plan, cudaStream_t stream) {
+void route_few(const MoeConfig& config, const Sizes& s, const GateInput& in, const ChosenView& out, const PlanView& plan,
+               cudaStream_t stream) {
   Args args{};
-  args.rule = routing_rule(p.config);
-  args.tokens = static_cast<int>(p.tokens);
-  args.width = static_cast<int>(p.config.hidden_size);
-  args.shared = static_cast<int>(p.config.shared_experts);
-  args.token_tile = token_tile;
-  args.x = x;
-  args.gate = static_cast<const bf16*>(weights.gate);
-  args.bias = p.config.selection_bias ? weights.gate_bias : nullptr;
-  args.out = routing;
+  args.rule = routing_rule(config);
+  args.tokens = s.tokens;
+  args.width = s.width;
+  args.shared = s.shared;
+  args.token_tile = s.token_tile;
+  args.x = static_cast<const bf16*>(in.x);
+  args.gate = static_cast<const bf16*>(in.weight);
+  args.bias = in.bias;
+  args.out = out;
   args.plan = plan;
-  launch(route_kernel, kGateParts, kWarps * 32, smem_bytes(p), stream, args);
+  launch(route_kernel, kGateParts, kWarps * 32, smem_bytes(config, s.tokens), stream, args);
 }
 
 }  // namespace dsmoe::cuda::hopper

@@ -15,7 +15,7 @@ struct Args {
   CUtensorMap b, sorted;  // [T, D] for shared experts; the routed experts' rows
   const std::int32_t* row_offset;
   const std::int32_t* sorted_offset;
-  int slice;  // > 0: instead of experts, slices of so many of the tokens
+  int slice;  // > 0: the products are over slices of this many tokens instead of over experts
   void* grad;
   int experts, shared, tokens, m_blocks, n_blocks, m, width;
   bool transposed, f32, accumulate;
@@ -157,7 +157,7 @@ __device__ __forceinline__ void store(const Args& args, const GradTile& tile, fl
   store_transposed<kTileN>(acc, staging, group, grad, args.m, min(kTileN, args.width - tile.n0), args.m - m);
 }
 
-// B has zeros after the expert's last row. A has rows of the next expert there, whose NaNs must not come in.
+// After the expert's last row B has zeros, but A has rows of the next expert, whose NaNs times zero would be NaN.
 template <class C>
 __device__ __forceinline__ void clear_after_last_row(const Ring<C>& ring, int rows, int group) {
   const int last = (rows - 1) % kTileK + 1;
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) weight_backward_kernel(const _
 void run(Args& args, cudaStream_t stream) {
   args.m_blocks = (args.m + kTileM - 1) / kTileM;
   args.n_blocks = (args.width + kTileN - 1) / kTileN;
-  // In pairs, which share a part of their operands: the larger one where there is an even number of blocks along m.
+  // Pairs of blocks share one operand: along m, which shares the larger one, if the number of blocks there is even.
   const bool along_m = args.m_blocks % 2 == 0, along_n = !along_m && args.n_blocks % 2 == 0;
   args.cluster = along_m || along_n ? 2 : 1;
   const auto kernel = along_m   ? weight_backward_kernel<WidePair, false>
@@ -209,13 +209,13 @@ void run(Args& args, cudaStream_t stream) {
 
 }  // namespace
 
-void weight_backward(const Sizes& s, const Plan& plan, const WeightGrad& g, cudaStream_t stream) {
+void weight_backward(const Sizes& s, const PlanView& plan, const WeightGrad& g, cudaStream_t stream) {
   const std::uint64_t m = g.m, r = s.rows, d = s.width, t = s.tokens, n = s.sorted_rows;
   Args args{};
   args.a = tensor_map(g.a, {m, r}, {m}, {64, kTileK});
   args.b = tensor_map(g.b, {d, t}, {d}, {64, kTileK});
   args.sorted = tensor_map(g.sorted_b, {d, n}, {d}, {64, kTileK});
-  args.row_offset = plan.row_offset;
+  args.row_offset = plan.offset;
   args.sorted_offset = plan.sorted_offset;
   args.grad = g.grad;
   args.experts = s.experts;
@@ -224,7 +224,7 @@ void weight_backward(const Sizes& s, const Plan& plan, const WeightGrad& g, cuda
   args.m = g.m;
   args.width = s.width;
   args.transposed = g.transposed;
-  // How many times the rows of a routed expert a shared one has.
+  // A shared expert has this many times the rows of an average routed expert.
   const std::int64_t routed = s.rows - static_cast<std::int64_t>(s.shared) * s.tokens;
   args.rounds = static_cast<int>(
       routed > 0 ? (static_cast<std::int64_t>(s.tokens) * (s.experts - s.shared) + routed / 2) / routed : 0);

@@ -5,20 +5,18 @@
 
 #include <cstddef>
 
+#include "core/cuda_error.h"
+#include "ops/cuda/device.h"
+
 namespace dsmoe::cuda {
 
-void check(cudaError_t error, const char* what);  // throws; not inline, since nvcc 13.0 cannot compile fmt 9
-struct DeviceInfo {
-  int multiprocessors, major, minor, shared_bytes;
-};
-const DeviceInfo& device_info();  // of the current device; throws when there is none
 inline int multiprocessors() { return device_info().multiprocessors; }
 
 template <class... Params, class... Args>
 void launch_clusters(int cluster, void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, cudaStream_t stream,
                      Args&&... args) {
   if (shared_bytes > 48 * 1024)
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), "shared memory");
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), "shared memory");
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
@@ -32,11 +30,12 @@ void launch_clusters(int cluster, void (*kernel)(Params...), dim3 grid, dim3 blo
   attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   config.attrs = attributes;
   config.numAttrs = cluster > 1 ? 2 : 1;
-  check(cudaLaunchKernelEx(&config, kernel, Params(args)...), "launch");
+  check_cuda(cudaLaunchKernelEx(&config, kernel, Params(args)...), "launch");
 }
 
-// A kernel launched so may start before the one ahead of it has ended: it calls wait_for_previous_kernel() before
-// it reads anything that kernel wrote, or writes anything that kernel reads.
+// A kernel launched this way may start before the one ahead of it has ended: it calls wait_for_previous_kernel() before it
+// reads anything that kernel wrote, or writes anything that kernel reads. A kernel that writes before it waits (gate_up,
+// for the shared experts) must therefore not be given memory that was released while the kernel ahead of it still uses it.
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, cudaStream_t stream, Args&&... args) {
   launch_clusters(1, kernel, grid, block, shared_bytes, stream, args...);

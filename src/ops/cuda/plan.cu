@@ -2,7 +2,7 @@
 // of the blocks before it by itself, so no block waits for another.
 #include <algorithm>
 
-#include "ops/cuda/gate.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/ptx.cuh"
 #include "ops/cuda/routing.cuh"
@@ -19,7 +19,7 @@ struct Args {
   const float* weights;
   const std::int32_t* counts;  // [chunks, E]
   int tokens, experts, shared, chosen, chunks, chunk_tokens, token_tile;
-  Plan plan;
+  PlanView plan;
 };
 
 // totals[e], and starts[i][e]: how many pairs of expert e the chunks before first_chunk + i hold. The threads of one
@@ -79,7 +79,7 @@ __device__ void offsets(const Args& args, std::int32_t* totals, std::int32_t* so
       totals[e] = row + rows - n;
       sorted[e] = gathered + places - padded;
       if (blockIdx.x == 0) {
-        args.plan.row_offset[args.shared + e] = totals[e];
+        args.plan.offset[args.shared + e] = totals[e];
         args.plan.sorted_offset[e] = sorted[e];
         split_tiles(args.plan.tiles + tile + tiles - t, t, args.shared + e, totals[e], n, sorted[e]);
       }
@@ -89,8 +89,8 @@ __device__ void offsets(const Args& args, std::int32_t* totals, std::int32_t* so
     gathered += __shfl_sync(~0u, places, 31);
   }
   if (blockIdx.x != 0 || lane != 0) return;
-  for (int s = 0; s < args.shared; ++s) args.plan.row_offset[s] = s * args.tokens;
-  args.plan.row_offset[args.shared + args.experts] = row;
+  for (int s = 0; s < args.shared; ++s) args.plan.offset[s] = s * args.tokens;
+  args.plan.offset[args.shared + args.experts] = row;
   args.plan.sorted_offset[args.experts] = gathered;
   *args.plan.tile_count = tile;
 }
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
   __syncthreads();
   for (int i = threadIdx.x; i < tokens * args.shared; i += kThreads) {
     const int row = i / tokens * args.tokens + token0 + i % tokens;
-    args.plan.row_token[row] = token0 + i % tokens;
-    args.plan.row_weight[row] = 1.0f;
+    args.plan.token[row] = token0 + i % tokens;
+    args.plan.weight[row] = 1.0f;
   }
   // A pair's row: the expert's first, and as many on as pairs of that expert come before it.
   const int chunk_pairs = args.chunk_tokens * args.chosen;
@@ -128,9 +128,9 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
     int row = totals[e] + starts[chunk * args.experts + e];
     for (int j = chunk * chunk_pairs; j < i; ++j) row += ids[j] == e;
     const std::size_t pair = static_cast<std::size_t>(token0) * args.chosen + i;
-    args.plan.row_token[row] = token0 + i / args.chosen;
-    args.plan.row_weight[row] = weights[i];
-    args.plan.token_row[pair] = row;
+    args.plan.token[row] = token0 + i / args.chosen;
+    args.plan.weight[row] = weights[i];
+    args.plan.slot_row[pair] = row;
     args.plan.token_sorted[pair] = row + sorted[e] - totals[e];
   }
 }
@@ -180,34 +180,35 @@ __global__ void __launch_bounds__(32 * kWarps) gather_kernel(const __grid_consta
 
 }  // namespace
 
-void gather_rows(const Problem& p, const Plan& plan, const void* in, void* out, cudaStream_t stream) {
+void gather_rows(const Sizes& s, const PlanView& plan, std::size_t row_bytes, const void* in, void* out,
+                 cudaStream_t stream) {
   GatherArgs args{};
-  args.row_offset = plan.row_offset + p.config.shared_experts;
+  args.row_offset = plan.offset + s.shared;
   args.sorted_offset = plan.sorted_offset;
   args.token_sorted = plan.token_sorted;
   args.in = static_cast<const uint4*>(in);
   args.out = static_cast<uint4*>(out);
-  args.tokens = static_cast<int>(p.tokens);
-  args.experts = static_cast<int>(p.config.routed_experts);
-  args.chosen = static_cast<int>(p.config.experts_per_token);
-  args.chunks = static_cast<int>(static_cast<std::size_t>(p.config.hidden_size) * size_of(p.dtype) / 16);
+  args.tokens = s.tokens;
+  args.experts = s.routed();
+  args.chosen = s.chosen;
+  args.chunks = static_cast<int>(row_bytes / 16);
   args.token_blocks = (args.tokens + kWarps - 1) / kWarps;
   launch(gather_kernel, args.token_blocks + args.experts, 32 * kWarps, 0, stream, args);
 }
 
-void make_plan(const Problem& p, const Routing& routing, const std::int32_t* counts, int token_tile, const Plan& plan,
+void make_plan(const Sizes& s, const ChosenView& chosen, const std::int32_t* counts, int chunk, const PlanView& plan,
                cudaStream_t stream) {
   Args args{};
-  args.ids = routing.ids;
-  args.weights = routing.weights;
+  args.ids = chosen.experts;
+  args.weights = chosen.weights;
   args.counts = counts;
-  args.tokens = static_cast<int>(p.tokens);
-  args.experts = static_cast<int>(p.config.routed_experts);
-  args.shared = static_cast<int>(p.config.shared_experts);
-  args.chosen = static_cast<int>(p.config.experts_per_token);
-  args.chunks = gate_chunks(p);
-  args.chunk_tokens = gate_chunk(p);
-  args.token_tile = token_tile;
+  args.tokens = s.tokens;
+  args.experts = s.routed();
+  args.shared = s.shared;
+  args.chosen = s.chosen;
+  args.chunks = (s.tokens + chunk - 1) / chunk;
+  args.chunk_tokens = chunk;
+  args.token_tile = s.token_tile;
   args.plan = plan;
   const int blocks = (args.chunks + kChunksPerBlock - 1) / kChunksPerBlock;
   const int ints = args.experts * (2 + kChunksPerBlock) + 2 * kChunksPerBlock * args.chunk_tokens * args.chosen +

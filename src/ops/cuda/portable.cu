@@ -140,17 +140,12 @@ struct WeightBackward : Base {
   }
 };
 
-Base base(const Step& s) {
-  return {s.plan.row_offset, s.plan.row_token, s.plan.row_weight, static_cast<int>(s.problem.config.hidden_size),
-          static_cast<int>(s.problem.config.expert_size)};
-}
+Base base(const Step& s) { return {s.plan.offset, s.plan.token, s.plan.weight, s.sizes.width, s.sizes.expert_width}; }
 
-Index experts(const Step& s) { return s.problem.config.all_experts(); }
-
-// Calls body with a null pointer of the problem's element type.
+// Calls body with a null pointer of the step's element type.
 template <class Body>
 void with_type(const Step& s, Body&& body) {
-  if (s.problem.dtype == DType::kF32)
+  if (s.dtype == DType::kF32)
     body(static_cast<float*>(nullptr));
   else
     body(static_cast<bf16*>(nullptr));
@@ -163,7 +158,7 @@ void gate_up(const Step& s, const void* x, const void* weights, void* h, void* g
     using T = std::remove_pointer_t<decltype(t)>;
     run(GateUp<T>{base(s), static_cast<const T*>(x), static_cast<const T*>(weights), static_cast<T*>(h),
                   static_cast<T*>(gate_up)},
-        s.mma, s.problem.tokens, (s.problem.config.expert_size + 31) / 32 * 64, experts(s), s.stream);
+        s.mma, s.sizes.tokens, (s.sizes.expert_width + 31) / 32 * 64, s.sizes.experts, s.stream);
   });
 }
 
@@ -171,19 +166,19 @@ void down(const Step& s, const void* h, const void* weights, void* out) {
   with_type(s, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     run(Down<T, false>{base(s), static_cast<const T*>(h), static_cast<const T*>(weights), static_cast<T*>(out)}, s.mma,
-        s.problem.tokens, s.problem.config.hidden_size, experts(s), s.stream);
+        s.sizes.tokens, s.sizes.width, s.sizes.experts, s.stream);
   });
 }
 
-int hidden_backward_parts(const Problem& p) { return static_cast<int>(tiles(p.config.expert_size)); }
+int hidden_backward_parts(const Sizes& s) { return static_cast<int>(tiles(s.expert_width)); }
 
 void hidden_backward(const Step& s, const void* dy, const void* down_weights, void* gate_up, void* weighted,
                      float* weight_grad) {
   with_type(s, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     run(HiddenBackward<T>{base(s), static_cast<const T*>(dy), static_cast<const T*>(down_weights), static_cast<T*>(gate_up),
-                          static_cast<T*>(weighted), weight_grad, hidden_backward_parts(s.problem)},
-        s.mma, s.problem.tokens, s.problem.config.expert_size, experts(s), s.stream);
+                          static_cast<T*>(weighted), weight_grad, hidden_backward_parts(s.sizes)},
+        s.mma, s.sizes.tokens, s.sizes.expert_width, s.sizes.experts, s.stream);
   });
 }
 
@@ -191,21 +186,20 @@ void input_backward(const Step& s, const void* dgate_up, const void* weights, vo
   with_type(s, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     run(Down<T, true>{base(s), static_cast<const T*>(dgate_up), static_cast<const T*>(weights), static_cast<T*>(out)},
-        s.mma, s.problem.tokens, s.problem.config.hidden_size, experts(s), s.stream);
+        s.mma, s.sizes.tokens, s.sizes.width, s.sizes.experts, s.stream);
   });
 }
 
-void weight_backward(const Step& s, const void* a, int m, const void* b, bool transposed, void* grad, bool accumulate) {
-  const auto go = [&](auto* t, auto* g) {
-    using T = std::remove_pointer_t<decltype(t)>;
-    using G = std::remove_pointer_t<decltype(g)>;
-    run(WeightBackward<T, G>{base(s), static_cast<const T*>(a), static_cast<const T*>(b), static_cast<G*>(grad), m,
-                             transposed, accumulate},
-        s.mma, m, s.problem.config.hidden_size, experts(s), s.stream);
+void weight_backward(const Step& s, const WeightGrad& g) {
+  const auto go = [&]<class T, class G>(T*, G*) {
+    run(WeightBackward<T, G>{base(s), static_cast<const T*>(g.a), static_cast<const T*>(g.b), static_cast<G*>(g.grad), g.m,
+                             g.transposed, g.accumulate},
+        s.mma, g.m, s.sizes.width, s.sizes.experts, s.stream);
   };
-  if (s.problem.dtype == DType::kF32) return go(static_cast<float*>(nullptr), static_cast<float*>(nullptr));
-  if (s.problem.grad_dtype == DType::kF32) return go(static_cast<bf16*>(nullptr), static_cast<float*>(nullptr));
-  go(static_cast<bf16*>(nullptr), static_cast<bf16*>(nullptr));
+  float* const f32 = nullptr;
+  bf16* const narrow = nullptr;
+  if (s.dtype == DType::kF32) return go(f32, f32);
+  g.f32 ? go(narrow, f32) : go(narrow, narrow);
 }
 
 }  // namespace dsmoe::cuda::portable

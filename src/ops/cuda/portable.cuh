@@ -1,5 +1,5 @@
 // One grouped-product kernel for every step: an Op says what the operands are and what becomes of a finished tile.
-// Correct everywhere comes first here; the Hopper kernels are the fast ones.
+// These are for correctness on every device; the Hopper kernels are the fast ones.
 //
 // An Op has rows(z) (what block z works on), m_size(rows), n_size(), k_size(rows), a(rows, m, k), b(rows, n, k),
 // store(rows, result), and kContiguousM/N: whether m (n) rather than k is the operand's contiguous dimension.

@@ -7,10 +7,11 @@
 
 namespace dsmoe::cuda::portable {
 
-// The same steps as in hopper.h, over p.dtype. `mma` needs bf16.
+// The same steps as in hopper.h, over `dtype`. `mma` needs bf16.
 struct Step {
-  const Problem& problem;
-  const Plan& plan;
+  const Sizes& sizes;
+  const PlanView& plan;
+  DType dtype;
   bool mma;
   cudaStream_t stream;
 };
@@ -18,11 +19,19 @@ struct Step {
 void gate_up(const Step& s, const void* x, const void* weights, void* h, void* gate_up);
 void down(const Step& s, const void* h, const void* weights, void* out);
 
-int hidden_backward_parts(const Problem& p);
+int hidden_backward_parts(const Sizes& s);
 void hidden_backward(const Step& s, const void* dy, const void* down_weights, void* gate_up, void* weighted,
                      float* weight_grad);
 void input_backward(const Step& s, const void* dgate_up, const void* weights, void* out);
-// As hopper::WeightGrad.
-void weight_backward(const Step& s, const void* a, int m, const void* b, bool transposed, void* grad, bool accumulate);
+// As hopper::WeightGrad; gradients are f32 or s.dtype.
+struct WeightGrad {
+  const void* a;
+  int m;
+  const void* b;
+  bool transposed;
+  void* grad;
+  bool f32, accumulate;
+};
+void weight_backward(const Step& s, const WeightGrad& g);
 
 }  // namespace dsmoe::cuda::portable

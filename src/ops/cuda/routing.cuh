@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ops/cuda/plan.h"
+#include "ops/cuda/kernels.h"
 
 namespace dsmoe::cuda {
 
@@ -109,13 +109,13 @@ __device__ inline void keep_best_groups(const RoutingRule& rule, float* choice, 
 // One token by one warp: scores[E] (logits on entry), its K experts and their weights. choice is scratch of E + groups
 // floats; on_pick(k, expert) is called by lane 0.
 template <class OnPick>
-__device__ inline void choose(const RoutingRule& rule, const float* bias, const Routing& out, int token, float* scores,
+__device__ inline void choose(const RoutingRule& rule, const float* bias, const ChosenView& out, int token, float* scores,
                               float* choice, OnPick&& on_pick) {
   const int lane = threadIdx.x % 32;
   const bool finite = to_scores(rule, scores);
-  if (!finite && lane == 0 && out.bad_token) atomicMin(out.bad_token, token);
+  if (!finite && lane == 0) atomicMin(out.fault_word, out.fault | static_cast<unsigned>(token));
   for (int i = lane; i < rule.experts; i += 32) {
-    if (out.scores) out.scores[static_cast<std::size_t>(token) * rule.experts + i] = scores[i];
+    out.scores[static_cast<std::size_t>(token) * rule.experts + i] = scores[i];
     choice[i] = bias ? scores[i] + bias[i] : scores[i];
   }
   __syncwarp();
@@ -128,7 +128,7 @@ __device__ inline void choose(const RoutingRule& rule, const float* bias, const 
     __syncwarp();
     if (lane == 0) {
       choice[pick] = -INFINITY;
-      out.ids[static_cast<std::size_t>(token) * rule.chosen + k] = pick;
+      out.experts[static_cast<std::size_t>(token) * rule.chosen + k] = pick;
       on_pick(k, pick);
     }
     __syncwarp();
@@ -142,9 +142,9 @@ __device__ inline void choose(const RoutingRule& rule, const float* bias, const 
   if (lane + 32 < rule.chosen) weights[lane + 32] = mine_high / divisor * rule.scale;
 }
 
-// `count` rows of an expert over `tiles` tiles: an even split wastes less than full tiles and a rest, and all but the last
-// are multiples of 16, which the products take as they are. Every other expert has its larger tiles last, so that not the
-// same blocks always get them.
+// `count` rows of an expert over `tiles` tiles: an even split wastes less than full tiles and a remainder, and all but the
+// last are multiples of 16, a width that the products have. Every other expert has its larger tiles last, so that it is not
+// always the same blocks that get them.
 __device__ inline void split_tiles(TokenTile* out, int tiles, int expert, int row, int count, int sorted_row) {
   constexpr int kUnit = 16;
   if (tiles == 0) return;

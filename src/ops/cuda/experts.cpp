@@ -1,0 +1,181 @@
+// The experts' grouped products on a GPU. Scratch memory comes from the Context and is released when an op returns, so that
+// the next op's takes its place: at any time there is one large buffer of rows of width D.
+#include "ops/experts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/fail.h"
+#include "core/log.h"
+#include "ops/cuda/hopper.h"
+#include "ops/cuda/kernels.h"
+#include "ops/cuda/portable.h"
+
+namespace dsmoe::ops::cuda {
+
+namespace gpu = dsmoe::cuda;
+using gpu::Path;
+using gpu::hopper::bf16;
+
+namespace {
+
+const bf16* in(const Tensor& t) { return static_cast<const bf16*>(t.raw()); }
+bf16* out(Tensor& t) { return static_cast<bf16*>(t.raw_mutable()); }
+
+// What the launchers of one op take.
+struct Launch {
+  Launch(Context& context, const char* op, const Plan& p, DType type, Index model_width, Index expert_width)
+      : ctx(context),
+        dtype(type),
+        path(gpu::choose_path(type, model_width, expert_width)),
+        hopper(path == Path::kHopper),
+        sizes(gpu::sizes_of(p, model_width, expert_width)),
+        plan(gpu::view_of(p)),
+        slot_weight(static_cast<const float*>(p.slot_weight.raw())),
+        column_parts(hopper ? p.tiles.column_parts : 1) {
+    log("launch", "{} path={} T={} R={} D={} F={} tile={} column_parts={}", op, gpu::to_string(path), sizes.tokens,
+        sizes.rows, sizes.width, sizes.expert_width, sizes.token_tile, column_parts);
+  }
+  Launch(Context& context, const char* op, const Plan& p, const Experts& w)
+      : Launch(context, op, p, w.dtype(), w.gate_up().dim(3), w.gate_up().dim(2)) {}
+
+  gpu::portable::Step step() const { return {sizes, plan, dtype, path != Path::kPlain, ctx.stream()}; }
+
+  // x [T, D] as rows of the routed experts, in `to`.
+  void gather(const Tensor& x, Tensor& to) const {
+    gpu::gather_rows(sizes, plan, row_bytes(dtype, sizes.width), x.raw(), to.raw_mutable(), ctx.stream());
+  }
+  Tensor gathered(const Tensor& x) const {
+    Tensor rows = ctx.empty(dtype, {sizes.sorted_rows, sizes.width});
+    gather(x, rows);
+    return rows;
+  }
+
+  // y[t] = start[t] + the sum of the token's rows, which `product(rows, first, columns)` makes for a part of D at a time.
+  template <class Product>
+  void sum_rows(const float* weights, const void* start, Tensor& y, Product&& product) const {
+    const int columns = sizes.width / column_parts;
+    const int shared_rows = hopper ? std::min(sizes.shared, 1) : sizes.shared;  // Hopper's product adds them up
+    Tensor rows = ctx.empty(dtype, {sizes.rows, columns});
+    for (int first = 0; first < sizes.width; first += columns) {
+      product(rows, first, columns);
+      gpu::combine(sizes, plan.slot_row, dtype, {rows.raw(), first, columns, shared_rows, weights, start, y.raw_mutable()},
+                   ctx.stream());
+    }
+  }
+
+  Context& ctx;
+  DType dtype;
+  Path path;
+  bool hopper;
+  gpu::Sizes sizes;
+  gpu::PlanView plan;
+  const float* slot_weight;
+  int column_parts;
+};
+
+// Shapes and dtypes are checked for all backends (ops/experts.cpp).
+void check_stacks(const Experts& w, const char* what) {
+  require(w.stacked() && w.gate_up().device() == Device::kCuda && w.down().device() == Device::kCuda,
+          "{} of a GPU's layer are two stacks in its memory; copy them there with to(Device::kCuda)", what);
+}
+
+}  // namespace
+
+Tensor experts_gate_up(Context& ctx, const Experts& w, const Plan& plan, const Tensor& x, ExpertActivations* keep) {
+  check_stacks(w, "experts");
+  const Launch l(ctx, "experts_gate_up", plan, w);
+  Tensor h = ctx.empty(x.dtype(), {plan.rows(), l.sizes.expert_width});
+  if (keep) keep->gate_up = ctx.empty(x.dtype(), {plan.rows(), 2 * l.sizes.expert_width});
+  if (plan.tokens == 0) return h;
+  void* const kept = keep ? keep->gate_up.raw_mutable() : nullptr;
+  if (!l.hopper) {
+    gpu::portable::gate_up(l.step(), x.raw(), w.gate_up().raw(), h.raw_mutable(), kept);
+    return h;
+  }
+  Tensor rows;
+  if (gpu::gathers_first(l.sizes.token_tile)) rows = l.gathered(x);
+  gpu::hopper::gate_up(l.sizes, l.plan, in(x), in(rows), in(w.gate_up()), out(h), static_cast<bf16*>(kept), ctx.stream());
+  return h;
+}
+
+Tensor experts_down_combine(Context& ctx, const Experts& w, const Plan& plan, const Tensor& h) {
+  check_stacks(w, "experts");
+  const Launch l(ctx, "experts_down_combine", plan, w);
+  Tensor y = ctx.empty(h.dtype(), {plan.tokens, l.sizes.width});
+  if (plan.tokens == 0) return y;
+  l.sum_rows(l.slot_weight, nullptr, y, [&](Tensor& rows, int first, int columns) {
+    if (l.hopper)
+      gpu::hopper::down(l.sizes, l.plan, in(h), in(w.down()), out(rows), first, columns, ctx.stream());
+    else
+      gpu::portable::down(l.step(), h.raw(), w.down().raw(), rows.raw_mutable());
+  });
+  return y;
+}
+
+ExpertRowGrads experts_down_backward(Context& ctx, const Experts& w, const Plan& plan, const Tensor& dy,
+                                     ExpertActivations kept) {
+  check_stacks(w, "experts");
+  const Launch l(ctx, "experts_down_backward", plan, w);
+  const int parts = l.hopper ? gpu::hopper::hidden_backward_parts(l.sizes) : gpu::portable::hidden_backward_parts(l.sizes);
+  ExpertRowGrads d;
+  d.gate_up = std::move(kept.gate_up);
+  d.scaled_h = ctx.empty(dy.dtype(), {plan.rows(), l.sizes.expert_width});
+  d.weight = ctx.empty(DType::kF32, {plan.rows(), parts});
+  if (plan.tokens == 0) return d;
+  auto* const dots = static_cast<float*>(d.weight.raw_mutable());
+  if (l.hopper) {
+    d.gathered_dy = l.gathered(dy);
+    gpu::hopper::hidden_backward(l.sizes, l.plan, in(dy), in(d.gathered_dy), in(w.down()), out(d.gate_up), out(d.scaled_h),
+                                 dots, ctx.stream());
+  } else {
+    gpu::portable::hidden_backward(l.step(), dy.raw(), w.down().raw(), d.gate_up.raw_mutable(), d.scaled_h.raw_mutable(),
+                                   dots);
+  }
+  return d;
+}
+
+void experts_weight_backward(Context& ctx, const Plan& plan, const Tensor& x, const Tensor& dy, ExpertRowGrads& d,
+                             Experts& grads, bool accumulate) {
+  const Index f = d.scaled_h.dim(1);
+  check_stacks(grads, "gradients of experts");
+  if (plan.tokens == 0) {
+    if (!accumulate)
+      for (Tensor* t : {&grads.gate_up(), &grads.down()}) ctx.fill_zero(*t);
+    return;
+  }
+  const Launch l(ctx, "experts_weight_backward", plan, x.dtype(), x.dim(1), f);
+  const int width = l.sizes.expert_width;
+  const bool f32 = grads.gate_up().dtype() == DType::kF32;
+  void* const ddown = grads.down().raw_mutable();
+  void* const dgate_up = grads.gate_up().raw_mutable();
+  if (l.hopper) {
+    // x is gathered where dy was.
+    Tensor rows = std::exchange(d.gathered_dy, Tensor());
+    if (rows.numel() == 0) rows = l.gathered(dy);
+    gpu::hopper::weight_backward(l.sizes, l.plan, {in(d.scaled_h), in(dy), in(rows), width, true, ddown, f32, accumulate},
+                                 ctx.stream());
+    l.gather(x, rows);
+    gpu::hopper::weight_backward(
+        l.sizes, l.plan, {in(d.gate_up), in(x), in(rows), 2 * width, false, dgate_up, f32, accumulate}, ctx.stream());
+  } else {
+    gpu::portable::weight_backward(l.step(), {d.scaled_h.raw(), width, dy.raw(), true, ddown, f32, accumulate});
+    gpu::portable::weight_backward(l.step(), {d.gate_up.raw(), 2 * width, x.raw(), false, dgate_up, f32, accumulate});
+  }
+  d.scaled_h = Tensor();
+}
+
+Tensor experts_gate_up_backward(Context& ctx, const Experts& w, const Plan& plan, const ExpertRowGrads& d, Tensor gate_dx) {
+  check_stacks(w, "experts");
+  const Launch l(ctx, "experts_gate_up_backward", plan, w);
+  if (plan.tokens == 0) return gate_dx;
+  l.sum_rows(nullptr, gate_dx.raw(), gate_dx, [&](Tensor& rows, int first, int columns) {
+    if (l.hopper)
+      gpu::hopper::input_backward(l.sizes, l.plan, in(d.gate_up), in(w.gate_up()), out(rows), first, columns, ctx.stream());
+    else
+      gpu::portable::input_backward(l.step(), d.gate_up.raw(), w.gate_up().raw(), rows.raw_mutable());
+  });
+  return gate_dx;
+}
+
+}  // namespace dsmoe::ops::cuda

@@ -1,0 +1,72 @@
+#include "ops/cuda/heuristics.h"
+
+#include "core/fail.h"
+
+namespace dsmoe::cuda {
+
+Path choose_path(DType dtype, Index model_width, Index expert_width) {
+  const bool bf16 = dtype == DType::kBF16;
+  require(bf16 || dtype == DType::kF32, "the CUDA layer takes bf16 or f32, not {}", to_string(dtype));
+  const DeviceInfo& device = device_info();
+  const bool mma = bf16 && device.major >= 8;
+  // The copy engine moves 16-byte chunks, so rows must be multiples of 8 bf16.
+  const bool hopper = bf16 && device.major == 9 && model_width % 8 == 0 && expert_width % 8 == 0;
+  const Path wanted = forced_path();
+  if (wanted == Path::kAuto) return hopper ? Path::kHopper : mma ? Path::kMma : Path::kPlain;
+  require(wanted != Path::kHopper || hopper,
+          "path hopper needs bf16, an sm_90 device, and D and F that are multiples of 8 (D {}, F {})", model_width,
+          expert_width);
+  require(wanted != Path::kMma || mma, "path mma needs bf16 and an sm_80 or newer device");
+  return wanted;
+}
+
+// Wide tiles where the matrix units are the limit; narrow ones, with more of the weights in flight, where memory is.
+// Measured on an H200 at the 16B shape: up to a few hundred tokens reading the weights takes longer than multiplying with
+// them, up to a thousand or two about as long.
+int token_tile(Index tokens, bool training) {
+  if (training || tokens > 1536) return kWideTile;
+  if (tokens > 384) return kMiddleTile;
+  return tokens > 2 ? kNarrowTile : kTinyTile;
+}
+
+// Measured on an H200: the copy engine feeds wgmma faster than cp.async does, which pays for the extra pass once the
+// products are compute-bound.
+bool gathers_first(int tile) { return tile == kWideTile; }
+
+// Training at 16384 tokens of the 16B shape would hold 512 MiB of rows beside everything it keeps for backward; in two
+// parts they fit into memory that an earlier step has given back. Inference has that memory to spare, and one part is
+// faster.
+int column_parts(Index rows, Index model_width, DType dtype, bool training) {
+  constexpr Index kLarge = Index{320} << 20;
+  constexpr Index kPartColumns = 128;  // a part is a multiple of this: a block of the product's output
+  const auto element = static_cast<Index>(size_of(dtype));
+  Index parts = 1;
+  while (training && model_width % (2 * parts * kPartColumns) == 0 && rows * (model_width / parts) * element > kLarge)
+    parts *= 2;
+  return static_cast<int>(parts);
+}
+
+// Few tokens are spread over more blocks, and a block of many needs more shared memory than devices before sm_80 have.
+// Measured on an H200.
+int gate_chunk(const DeviceInfo& device, Index tokens, Index model_width, Index experts, DType dtype) {
+  const bool wide = device.major >= 8 && experts <= 256 && dtype == DType::kBF16 && model_width % 8 == 0;
+  return !wide || tokens <= 1024 ? 8 : tokens <= 8192 ? 16 : 32;
+}
+
+// An expert's tokens are the bits of one word there, and its eight blocks share one cluster's shared memory.
+bool routes_in_one_launch(Index tokens, Index experts, Index shared_bytes) {
+  return tokens <= kFewTokens && experts <= kFewExperts && shared_bytes <= 220 * 1024;
+}
+
+// Enough slices to fill a large device, and a fixed number, so that the order of the sum depends on the number of tokens
+// alone. A multiple of 64: a step of the Hopper product over rows.
+int gate_slice(Index tokens) {
+  constexpr Index kSlices = 16;
+  return static_cast<int>(((tokens + kSlices - 1) / kSlices + 63) / 64 * 64);
+}
+
+// With few tokens the early look-up saves a round trip to memory; with many it would take registers from threads whose
+// number hides that round trip anyway.
+bool combines_early(const DeviceInfo& device, Index blocks) { return blocks <= 2 * device.multiprocessors; }
+
+}  // namespace dsmoe::cuda

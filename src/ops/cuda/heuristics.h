@@ -1,0 +1,39 @@
+// Every choice that the GPU layer makes from sizes and the device: which kernels run, how rows are cut into tiles, how many
+// tokens a block takes. Plain functions without CUDA headers. None of them changes a result: all of them were measured, and
+// the reason is beside each in heuristics.cpp. DSMOE_LOG=launch prints what was chosen.
+#pragma once
+
+#include "dsmoe/dtype.h"
+#include "dsmoe/tensor.h"
+#include "ops/cuda/device.h"
+
+namespace dsmoe::cuda {
+
+// The kernels for activations of `dtype`, model width D and expert width F. Throws when a forced path cannot run.
+Path choose_path(DType dtype, Index model_width, Index expert_width);
+
+// Rows of one token tile of the Hopper kernels, at most.
+inline constexpr int kWideTile = 256, kMiddleTile = 128, kNarrowTile = 64, kTinyTile = 16;
+int token_tile(Index tokens, bool training);
+
+// Whether x is gathered into rows by a pass of its own before the gate/up product, or in that product's loads.
+bool gathers_first(int token_tile);
+
+// In how many parts of D the [rows, D] outputs of a product are made and summed up.
+int column_parts(Index rows, Index model_width, DType dtype, bool training);
+
+// Tokens that one block of the gate scores.
+int gate_chunk(const DeviceInfo& device, Index tokens, Index model_width, Index experts, DType dtype);
+
+// The gate and the plan in one launch (inference on Hopper), which needs `shared_bytes` of shared memory.
+bool routes_in_one_launch(Index tokens, Index experts, Index shared_bytes);
+inline constexpr int kFewTokens = 64, kFewExperts = 512;
+
+// Tokens in one slice of the gate's weight gradient, whose partial sums are added up in order.
+int gate_slice(Index tokens);
+inline int gate_slices(Index tokens) { return static_cast<int>((tokens + gate_slice(tokens) - 1) / gate_slice(tokens)); }
+
+// Whether combine() looks up a token's rows before the rows themselves are there.
+bool combines_early(const DeviceInfo& device, Index blocks);
+
+}  // namespace dsmoe::cuda

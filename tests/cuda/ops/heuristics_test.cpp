@@ -1,0 +1,60 @@
+// The choices that depend on sizes: what kernels can take, and the memory bound of training.
+#include "ops/cuda/heuristics.h"
+
+#include <gtest/gtest.h>
+
+namespace dsmoe::cuda {
+namespace {
+
+constexpr DeviceInfo kHopper{132, 9, 0}, kTuring{68, 7, 5};
+
+TEST(Heuristics, TilesGrowWithTheTokens) {
+  int last = 0;
+  for (const Index tokens : {1, 2, 3, 384, 385, 1536, 1537, 16384}) {
+    const int tile = token_tile(tokens, false);
+    EXPECT_GE(tile, last);
+    last = tile;
+  }
+  EXPECT_EQ(token_tile(1, false), kTinyTile);
+  EXPECT_EQ(token_tile(1, true), kWideTile) << "backward has wide tiles only";
+  EXPECT_TRUE(gathers_first(token_tile(1, true)));
+  EXPECT_FALSE(gathers_first(token_tile(1536, false)));
+}
+
+TEST(Heuristics, ColumnPartsBoundTheRowsOfTraining) {
+  const Index rows = 16384 * 8;
+  EXPECT_EQ(column_parts(rows, 2048, DType::kBF16, true), 2);
+  EXPECT_EQ(column_parts(rows, 2048, DType::kBF16, false), 1);
+  EXPECT_EQ(column_parts(rows, 2048, DType::kF32, true), 4);
+  EXPECT_EQ(column_parts(8, 2048, DType::kBF16, true), 1);
+  // A part is a multiple of 128 columns, however large the rows are.
+  EXPECT_EQ(column_parts(rows * 100, 2048, DType::kBF16, true), 16);
+  EXPECT_EQ(column_parts(rows * 100, 2056, DType::kBF16, true), 1);
+}
+
+TEST(Heuristics, GateBlocksFitOldDevices) {
+  EXPECT_EQ(gate_chunk(kTuring, 16384, 2048, 64, DType::kBF16), 8);
+  EXPECT_EQ(gate_chunk(kHopper, 16384, 2048, 64, DType::kBF16), 32);
+  EXPECT_EQ(gate_chunk(kHopper, 16384, 2048, 64, DType::kF32), 8);
+  EXPECT_EQ(gate_chunk(kHopper, 16384, 2048, 512, DType::kBF16), 8);
+  EXPECT_EQ(gate_chunk(kHopper, 1, 2048, 64, DType::kBF16), 8);
+}
+
+TEST(Heuristics, OneLaunchHoldsFewTokens) {
+  EXPECT_TRUE(routes_in_one_launch(64, 512, 1000));
+  EXPECT_FALSE(routes_in_one_launch(65, 512, 1000)) << "a token is a bit of a 64-bit word";
+  EXPECT_FALSE(routes_in_one_launch(64, 513, 1000));
+  EXPECT_FALSE(routes_in_one_launch(64, 512, 228 * 1024));
+}
+
+TEST(Heuristics, SlicesCoverAllTokens) {
+  for (const Index tokens : {1, 63, 64, 65, 1000, 1024, 1025, 16384, 100000}) {
+    EXPECT_EQ(gate_slice(tokens) % 64, 0);
+    EXPECT_GE(static_cast<Index>(gate_slice(tokens)) * gate_slices(tokens), tokens);
+    EXPECT_LT(static_cast<Index>(gate_slice(tokens)) * (gate_slices(tokens) - 1), tokens);
+    EXPECT_LE(gate_slices(tokens), 16);
+  }
+}
+
+}  // namespace
+}  // namespace dsmoe::cuda
