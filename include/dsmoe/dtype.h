@@ -10,8 +10,9 @@
 
 namespace dsmoe {
 
-// kF64 is for sums that stay tensors, such as losses; weights and activations are never f64.
-enum class DType : std::uint8_t { kF32, kBF16, kF16, kF64, kI32, kI64, kU8, kQ8_0, kQ4_0, kQ5_0, kQ4_K, kQ5_K, kQ6_K };
+// Numbers that are drawn for a dtype depend on its value, so values stay. kF64 is for sums that stay tensors, such as
+// losses; weights and activations are never f64.
+enum class DType : std::uint8_t { kF32, kBF16, kF16, kI32, kI64, kU8, kQ8_0, kQ4_0, kQ5_0, kQ4_K, kQ5_K, kQ6_K, kF64 };
 
 // What is stored as one piece: `bytes` for `numbers` neighbours of a row. One number for the plain types.
 struct StorageBlock {
@@ -19,7 +20,7 @@ struct StorageBlock {
   std::size_t bytes;
 };
 StorageBlock block_of(DType dtype);
-inline bool is_quantized(DType dtype) { return dtype >= DType::kQ8_0; }
+inline bool is_quantized(DType dtype) { return dtype >= DType::kQ8_0 && dtype <= DType::kQ6_K; }
 
 std::size_t size_of(DType dtype);                    // of one number; quantized types have none and throw
 std::size_t row_bytes(DType dtype, std::int64_t n);  // of n neighbours; throws when n is no multiple of the block

@@ -207,7 +207,7 @@ TEST_F(TrainCommand, RefusesWhatMakesNoSense) {
       fails(run_program({"train", "-o", out("b"), "--lr-schedule", "steep"}), 2, {"--lr-schedule", "steep", "cosine"}));
   EXPECT_TRUE(fails(run_program({"train", "-o", out("c"), "--seq-len", "4096"}), 1, {"4096", "max_position_embeddings"}));
   EXPECT_TRUE(fails(run_program({"train", "-o", out("d"), "--steps", "0"}), 2, {"--steps", "at least 1"}));
-  EXPECT_TRUE(fails(run_program({"train", "-m", kGolden, "-o", out("e")}), 1, {"no tokenizer.json"}));
+  EXPECT_TRUE(fails(run_program({"train", "-m", kGolden, "-o", out("e")}), 1, {"has no tokenizer", ".ids"}));
   EXPECT_TRUE(fails(run_program({"train", "-o", kGolden}), 1, {"already holds a model"}));
   EXPECT_EQ(run_program({"train"}).status, 2);
 }

@@ -294,7 +294,7 @@ TEST(OpsAttention, ABatchWithTilesInAnyOrderAgainstRef) {
 // The negative control: two tiles of other contents change places, and the result shows it.
 TEST(OpsAttention, TheWrongTileIsSeen) {
   for (const Index tokens : {1, 200}) {
-    const Case c(DType::kF32, shape_of(2, 1, 8), 512 + tokens, 5);
+    const Case c(DType::kF32, shape_of(4, 2, 64), 512 + tokens, 5);
     Context ctx(2);
     const auto want = c.forward(ctx, 512, 512 + tokens);
     const std::vector<Index> swapped = {256, 0, 512};

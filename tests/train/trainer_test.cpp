@@ -89,7 +89,7 @@ double imbalance(double alpha, bool seq_aux, double bias_speed, double device_al
   ModelWeights& w = trainer.model().weights();
   for (Index v = 0; v < config.vocab_size; ++v) w.embedding.data<float>()[v * config.hidden_size] = 0.3f;  // in all tokens
   for (std::size_t l = 1; l < 3; ++l)
-    for (Index e = 0; e < 2; ++e) w.layers[l].moe.gate.data<float>()[e * config.hidden_size] += 0.7f;
+    for (Index e = 0; e < 2; ++e) w.layers[l].gate.data<float>()[e * config.hidden_size] += 0.7f;
   const Walks data;
   for (Index i = 0; i < 60; ++i) test::step(trainer, data, i * 4, 4);
   return test::step(trainer, data, 0, 64).load_max;
@@ -112,10 +112,10 @@ TEST(Trainer, RouterZLossKeepsLogitsSmallAndItsGradientIsRight) {
   const Batch b = Walks(4).batch(0, 2);
   const auto loss_of = [&](float change) {
     Transformer model(config, random_weights(config, 1, DType::kF32, ctx));
-    model.weights().layers[1].moe.gate.data<float>()[5] += change;
+    model.weights().layers[1].gate.data<float>()[5] += change;
     ModelGradients grads = zero_gradients(config);
     const LossResult r = model.loss_and_gradients(ctx, b.ids, b.targets, b.length, 0.0f, 1.0f, grads);
-    return std::pair(r.balance.router_z, grads.layers[1].moe.gate.data<float>()[5]);
+    return std::pair(r.balance.router_z, grads.layers[1].gate.data<float>()[5]);
   };
   const float step = 1e-2f;
   const double slope = (loss_of(step).first - loss_of(-step).first) / (2 * step);
