@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "core/fail.h"
-#include "io/printable.h"
+#include "core/printable.h"
 
 namespace dsmoe {
 
@@ -43,7 +43,7 @@ RopeScaling read_scaling(const GgufMetadata& m) {
   if (type == "none" || factor == 0 || factor == 1) return {};
   if (type != "linear")
     fail(ErrorCode::kUnsupported, "{}: {} is {}; none and linear are supported", m.where(), key("rope.scaling.type"),
-         io::in_quotes(type));
+         in_quotes(type));
   return {RopeScalingType::kLinear, factor};
 }
 
@@ -52,7 +52,7 @@ void check_supported(const GgufMetadata& m) {
   const std::string architecture = m.text("general.architecture");
   if (architecture != kArchitecture)
     fail(ErrorCode::kUnsupported, "{}: architecture {} is not supported, only \"deepseek\" (DeepSeekMoE) is", m.where(),
-         io::in_quotes(architecture));
+         in_quotes(architecture));
   if (m.integer("split.count", 1) > 1)
     fail(ErrorCode::kUnsupported, "{}: one of {} parts of a model; merge them into one file first", m.where(),
          m.integer("split.count"));
