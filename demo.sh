@@ -29,8 +29,8 @@ show info
 show plan --preset tiny
 
 echo
-echo "A DeepSeekMoE of 3 M parameters learns seven kinds of text from nothing, in about two minutes on two cores. One that"
-echo "knows nothing has a loss of ln 512 = 6.2."
+echo "A DeepSeekMoE with 3 M parameters learns seven kinds of text from scratch, in about two minutes on two cores. Before"
+echo "training, its loss is ln 512 = 6.2."
 show train --preset tiny --data builtin -o "$out" --steps 500 --batch-size 16 --seq-len 128 --lr 4e-3 --eval-every 100
 
 write() {

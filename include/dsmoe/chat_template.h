@@ -27,7 +27,7 @@ struct ChatOptions {
 class ChatTemplate {
  public:
   explicit ChatTemplate(std::string_view text);
-  // A template may itself refuse a conversation (raise_exception); its words are then those of the error.
+  // A template may refuse a conversation (raise_exception); its message is then that of the Error.
   std::string render(std::span<const ChatMessage> messages, const ChatOptions& options) const;
 
   struct Impl;

@@ -31,27 +31,27 @@ class Context {
   Backend backend() const { return backend_; }
   Device device() const { return backend_ == Backend::kCuda ? Device::kCuda : Device::kCpu; }
 
-  // A tensor where the work runs, uninitialised or zero. On a GPU its memory belongs to this Context's stream: it is used
-  // again, in the stream's order, as soon as the last handle is gone.
+  // A tensor where the work runs, uninitialised or zero. On a GPU its memory is stream-ordered: it may be reused by later
+  // work on this Context's stream as soon as the last handle is gone.
   Tensor empty(DType dtype, const Shape& shape) const;
   Tensor zeros(DType dtype, const Shape& shape) const;
-  void fill_zero(Tensor& tensor) const;      // in the order of the stream
+  void fill_zero(Tensor& tensor) const;      // stream-ordered
   Tensor place(const Tensor& tensor) const;  // a copy where the work runs; the same handle when it is there
   Tensor fetch(const Tensor& tensor);        // a copy in this machine's memory; waits, and throws like synchronize()
 
   // With Backend::kCuda, calls launch work on this stream, the library's own unless you set another, and do not wait for
-  // it. What belongs to one stream is not used on another without the usual events between them.
+  // it. Tensors of one stream need the usual events before another stream uses them.
   CUstream_st* stream() const { return stream_; }
   void set_stream(CUstream_st* stream);
-  // Waits for the stream, and throws the Error for what a kernel found wrong with its data, such as a NaN in a gate: layer
-  // and token. On the CPU there is nothing to wait for: errors are thrown at once.
+  // Waits for the stream, and throws the Error for a fault that a kernel found in its data, such as a NaN in a gate, with
+  // layer and token. On the CPU there is nothing to wait for: such errors are thrown at once.
   void synchronize();
 
   // For the library's own use.
   ThreadPool& pool() { return *pool_; }
   // At least `bytes` of memory for one worker's current task, aligned to 64 bytes; kept and reused.
   void* scratch(int worker, std::size_t bytes);
-  // Where kernels report what is wrong with their data (core/fault.h).
+  // Where kernels report faults in their data (core/fault.h).
   unsigned long long* fault_word();
 
  private:

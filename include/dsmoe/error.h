@@ -10,7 +10,7 @@ enum class ErrorCode {
   kInvalidArgument,  // the caller passed something that cannot work
   kUnsupported,      // valid, but this build or this machine cannot do it
   kIo,               // the operating system refused
-  kFormat,           // bytes from outside are not what they claim to be
+  kFormat,           // a file or message is malformed
   kNumeric,          // NaN or infinity where a number is needed
   kInternal,         // our own bug
 };

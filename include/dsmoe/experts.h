@@ -1,9 +1,9 @@
 // S + E SwiGLU experts, FFN(x) = W_down (silu(W_gate x) * (W_up x)), shared ones first: the one type for weights and for
 // gradients, on the CPU and on a GPU.
 //
-// Experts come in two forms. *Stacked* ones are two tensors, what training and a GPU take: an optimizer, a checkpoint or an
-// all-reduce sees two tensors per layer, not thousands. *Listed* ones are matrices where they lie, each in a dtype of its
-// own: a mapped file, quantized blocks. The layer computes the same bits with both.
+// Experts have two forms. *Stacked* experts are two tensors, for training and for a GPU: the optimizer, a checkpoint or an
+// all-reduce sees two tensors per layer, not thousands. *Listed* experts are separate matrices, used where they lie and
+// each with its dtype: a mapped file, quantized blocks. The layer computes the same bits with both.
 #pragma once
 
 #include <vector>
@@ -37,7 +37,7 @@ class Experts {
   Experts(Tensor gate_up, Tensor down);  // stacked: [X, 2, F, D] (gate_proj, then up_proj) and [X, D, F]
   explicit Experts(std::vector<ExpertSlice> list);
   // Listed, from the wide MLP of `shared` experts (empty when 0) and the routed ones. Quantized and f16 matrices cannot be
-  // cut at any column, so with them the shared experts stay one wide entry of the list.
+  // split at any column, so there the shared experts stay one wide entry of the list.
   static Experts listed(Index shared, const ExpertTensors& shared_mlp, const std::vector<ExpertTensors>& routed);
   static Experts empty(Index count, Index width, Index model_width, DType dtype, Device device = Device::kCpu);
   static Experts zeros(Index count, Index width, Index model_width, DType dtype, Device device = Device::kCpu);

@@ -1,4 +1,4 @@
-// How text is generated: the context, sampling, when to stop; and what came of it.
+// Options for generating text (context, sampling, when to stop), and the result.
 #pragma once
 
 #include <cstdint>
@@ -59,7 +59,7 @@ struct GenerateOptions {
   SamplerOptions sampler;
   std::vector<std::string> stop;
   bool ignore_eos = false;
-  std::vector<std::int32_t> end_tokens;  // besides the model's eos tokens; they end the text and are not part of it
+  std::vector<std::int32_t> end_tokens;  // in addition to the model's eos tokens; not part of the text
 
   void validate() const;  // the sampler's options too
 
@@ -75,7 +75,7 @@ struct GenerateOptions {
 enum class Finish {
   kLength,   // max_tokens reached
   kEos,      // the model ended the text
-  kStopped,  // a stop string came, or the caller's callback said so
+  kStopped,  // a stop string was generated, or the callback returned false
   kContext,  // the context is full
 };
 const char* to_string(Finish finish);
@@ -83,7 +83,7 @@ const char* to_string(Finish finish);
 struct Generated {
   std::vector<std::int32_t> ids;
   Finish finish = Finish::kLength;
-  Index prompt_tokens = 0;  // that were run: not those which the cache held already
+  Index prompt_tokens = 0;  // processed in this call; tokens that were in the KV cache already do not count
   double prompt_seconds = 0;
   double seconds = 0;  // for ids.size() tokens
   std::string text;    // without stop strings; "" for a model without a tokenizer

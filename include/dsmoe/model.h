@@ -1,5 +1,5 @@
 // A language model with its tokenizer, from a Hugging Face folder or a GGUF file. Held by shared_ptr: sessions and training
-// runs keep what they use alive.
+// runs keep their model alive.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class Model {
  public:
   // The path of a folder or of a .gguf file. Throws with what to do when there is no model.
   static std::shared_ptr<Model> load(const std::filesystem::path& path, const ModelOptions& options = {});
-  // Random weights, as a model is trained from: f32 or bf16.
+  // Random weights to train from, f32 or bf16.
   static std::shared_ptr<Model> random(const ModelConfig& config, std::uint64_t seed, DType dtype = DType::kF32,
                                        std::optional<Tokenizer> tokenizer = {});
   // The tokenizer alone, also from a tokenizer.json; none when there is no tokenizer.

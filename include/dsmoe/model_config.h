@@ -31,7 +31,7 @@ struct ModelConfig {
   bool norm_topk_prob = false;
   std::string scoring_func = "softmax";
   double aux_loss_alpha = 0.001;
-  bool seq_aux = true;  // the balance loss over each sequence; false: over the batch
+  bool seq_aux = true;  // balance loss per sequence; false: over the batch
   std::string hidden_act = "silu";
   Index max_position_embeddings = 2048;
   double initializer_range = 0.02;
@@ -47,7 +47,7 @@ struct ModelConfig {
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
   bool attention_bias = false;
-  double attention_dropout = 0.0;  // while training only
+  double attention_dropout = 0.0;  // in training only
 
   // Fields that variants of the family add.
   std::optional<Index> explicit_head_dim;  // "head_dim"; none: hidden_size / num_attention_heads
@@ -58,7 +58,7 @@ struct ModelConfig {
 
   // Ours, for training: written to the file when set.
   double device_aux_loss_alpha = 0;  // the paper's device-level loss
-  Index aux_loss_devices = 1;        // over so many equal groups of experts
+  Index aux_loss_devices = 1;        // number of equal groups of experts for it
   double router_z_loss_alpha = 0;    // on the router's logits (ST-MoE)
 
   std::string source_json;  // the text it was read from: to_json keeps its unknown fields and its order

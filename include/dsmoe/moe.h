@@ -1,6 +1,6 @@
 // The DeepSeekMoE layer: h = sum over shared experts of FFN_i(u) + sum over the chosen routed experts of s_i FFN_i(u).
-// The residual is not in it. Forward and backward are explicit; results have the same bits for any number of threads,
-// and a token's output does not depend on the other tokens of its batch.
+// The residual connection is not included. Forward and backward are explicit calls; results have the same bits for any
+// number of threads, and a token's output does not depend on the other tokens of its batch.
 //
 //   MoeLayer layer(config, MoeWeights::random(config, DType::kF32, /*seed=*/1));
 //   MoeForward out = layer.forward(ctx, x, {.training = true});     // out.y, out.routing
@@ -41,8 +41,9 @@ struct MoeWeights {
   MoeWeights to(Device device) const;  // copies; the same handles when nothing changes
 };
 
-// Gradients in the shapes of stacked weights, zero at first. backward() adds to them unless told otherwise. In f32; bf16
-// gradients of bf16 weights take half the memory and are meant to be overwritten, since sums of many would be rounded.
+// Gradients in the shapes of stacked weights, zero at first. backward() accumulates into them unless its options say
+// otherwise. f32 by default; bf16 gradients take half the memory and are meant to be overwritten, because accumulating
+// in bf16 would round every sum.
 struct MoeGradients {
   MoeGradients() = default;
   explicit MoeGradients(const MoeConfig& config, Device device = Device::kCpu, DType dtype = DType::kF32);
@@ -59,7 +60,7 @@ struct Routing {
   Tensor scores;   // [T, E] f32, of all routed experts
 };
 
-// Each with its coefficient in it; 0 where the coefficient is.
+// Each times its coefficient; 0 when disabled.
 struct BalanceLosses {
   double sequence = 0, batch = 0, device = 0;
   double router_z = 0;  // router z-loss; not a balance loss, but part of total()
@@ -98,11 +99,11 @@ class MoeLayer {
   const MoeWeights& weights() const { return weights_; }
 
   // x [T, D] or [B, S, D], in the dtype of the experts (f32 for f16 and quantized ones).
-  // A NaN or infinite score is an Error that names layer and token: on a GPU when the Context is waited for.
+  // A NaN or infinite score is an Error that names layer and token; on a GPU it is thrown by synchronize() or fetch().
   MoeForward forward(Context& ctx, const Tensor& x, const MoeForwardOptions& options = {}) const;
 
-  // The gradient of <y, dy> + aux_scale * the balance losses: adds to grads and returns dx. It uses up what forward saved:
-  // one backward for each forward.
+  // The gradient of <y, dy> + aux_scale * the balance losses: accumulates into grads and returns dx. Frees what forward
+  // saved, so each forward has at most one backward.
   Tensor backward(Context& ctx, const Tensor& dy, const MoeForward& forward, MoeGradients& grads,
                   const MoeBackwardOptions& options = {}) const;
 

@@ -15,7 +15,7 @@ enum class ScoreFunction : std::uint8_t {
   kSigmoid,  // s_i = sigmoid(logit_i), each expert on its own
 };
 
-// How a group of experts is scored when only some groups may be chosen from.
+// The score of a group of experts, for gates that choose from the best groups only.
 enum class GroupScore : std::uint8_t {
   kMax,      // its best expert
   kTop2Sum,  // the sum of its two best experts
@@ -38,15 +38,15 @@ struct MoeConfig {
   Index groups_per_token = 1;
   GroupScore group_score = GroupScore::kMax;
 
-  // Balance losses; 0 turns one off at no cost.
-  float seq_balance_alpha = 0.0f;     // over each sequence, then the mean over sequences
+  // Weights of the balance losses; 0 disables one, and it then costs nothing.
+  float seq_balance_alpha = 0.0f;     // per sequence, averaged over the sequences
   float batch_balance_alpha = 0.0f;   // over all tokens (the paper's expert-level loss, eq. 12-14)
   float device_balance_alpha = 0.0f;  // over groups of experts (eq. 15-17)
   Index devices = 1;                  // equal, contiguous groups of routed experts for the device-level loss
-  // Keeps the router's logits small: the mean over tokens of log²(sum of e^logit) (ST-MoE, eq. 5). Softmax scores only.
+  // Router z-loss (ST-MoE, eq. 5): the mean over tokens of logsumexp(logits)². Softmax scores only.
   float router_z_alpha = 0.0f;
 
-  int layer_index = -1;  // named in errors; -1 leaves the layer out
+  int layer_index = -1;  // for error messages; -1: unknown
 
   Index all_experts() const { return shared_experts + routed_experts; }  // S + E, shared ones first
   Index slots() const { return shared_experts + experts_per_token; }     // experts that run per token

@@ -1,4 +1,4 @@
-// What a routing does with the experts, as plain data. Statistics of several batches add up.
+// How tokens are distributed over the experts. Statistics of several batches add up.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class RoutingStatistics {
 
   const std::vector<std::int64_t>& load() const { return load_; }  // [E] tokens that chose the expert
   std::vector<double> mean_weight() const;                         // [E] over those tokens; 0 where there are none
-  double entropy() const;             // of the load, in nats: ln E when even, 0 when one expert takes all or there are none
+  double entropy() const;             // of the load, in nats: ln E when even, 0 when one expert takes everything
   double imbalance() const;           // largest load over mean load; 1 when even, 0 without tokens
   std::vector<Index> unused() const;  // experts that no token chose
   // [E, E] tokens that chose both; the diagonal is the load.

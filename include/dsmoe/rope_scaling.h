@@ -1,4 +1,4 @@
-// How rotary positions are stretched past the length that a model was trained for.
+// RoPE scaling: how rotary positions are stretched beyond the length that a model was trained for.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Changes to what a layer's gate may choose, for one forward call: the paper's way of asking what experts are worth
-// (section 4.5). For inference only. Scores and the rule for the weights stay as they are; only the choice changes.
+// Ablations of the routing for one forward call (section 4.5 of the paper). For inference only. Scores, and how weights
+// follow from them, stay the same; only the choice of experts changes.
 #pragma once
 
 #include <utility>
@@ -10,12 +10,12 @@
 namespace dsmoe {
 
 struct RoutingOverrides {
-  Index skip_best = 0;          // the so many best experts of each token may not be chosen: the next best are
+  Index skip_best = 0;          // mask each token's N highest-scoring experts; the next best are chosen instead
   Index experts_per_token = 0;  // K; 0: as the config says
-  bool drop_shared = false;     // leave the shared experts out; unless K is given, choose as many more routed ones
-  std::vector<std::pair<Index, Index>> disabled;  // {layer, expert}: never chosen; the next best is
+  bool drop_shared = false;     // drop the shared experts; unless K is given, select as many more routed ones
+  std::vector<std::pair<Index, Index>> disabled;  // {layer, expert}: never chosen
 
-  // What the layer then is; throws when there are not enough experts left.
+  // The layer's config with these changes; throws when not enough experts are left.
   MoeConfig apply(MoeConfig config) const;
 };
 

@@ -31,7 +31,7 @@ struct Segmentation {
   Index experts = 0;      // N
   Index active = 0;       // K
   Index split = 1;        // m: every expert becomes m experts of a part of its width
-  Index shared = 0;       // Ks: so many of them serve every token
+  Index shared = 0;       // Ks: how many of the split experts are shared
   Index expert_size = 0;  // F; 0 when unknown
 
   void validate() const;  // throws Error naming the field and why
@@ -39,10 +39,10 @@ struct Segmentation {
   Architecture fine_grained() const;
   Architecture deepseek_moe() const;
 
-  // The layer of which `layer` is the DeepSeekMoE form with this split; throws when it does not divide.
+  // The conventional layer that `layer` results from by this split; throws when there is none.
   static Segmentation of(const Architecture& layer, Index split);
-  // The largest split of which `layer` can be the result and that leaves at least two active experts, as the
-  // paper's conventional layers have; 1 when there is none.
+  // The largest split that `layer` can result from and that leaves two or more active experts, as the paper's
+  // conventional layers have; 1 when there is none.
   static Index coarsest_split(const Architecture& layer);
 };
 

@@ -20,7 +20,7 @@
 namespace dsmoe {
 
 // A token as it is generated. The text is whole characters and never part of a stop string, so it may lag behind the id;
-// what is still held back at the end comes with the id -1.
+// text that is still pending at the end comes with the id -1.
 struct Piece {
   std::int32_t id = -1;
   std::string_view text;
@@ -37,20 +37,20 @@ class Session {
   const Model& model() const;
   Index context() const;                             // tokens that fit
   const std::vector<std::int32_t>& history() const;  // all tokens in the cache
-  void rewind(Index tokens);                         // forgets all but the first `tokens`
+  void rewind(Index tokens);                         // drops all but the first `tokens` from the cache
 
-  // Runs the prompt after what is in the cache, and generates. The prompt and everything generated stay in the cache.
+  // Processes the prompt after what is in the KV cache, then generates. Prompt and generated tokens stay in the cache.
   Generated generate(std::span<const std::int32_t> prompt, const GenerateOptions& options = {},
                      const OnPiece& on_piece = {});
-  // The prompt is encoded as the model's tokenizer says, bos token included.
+  // The prompt is encoded by the model's tokenizer, with the bos token if it adds one.
   Generated generate(std::string_view prompt, const GenerateOptions& options = {}, const OnPiece& on_piece = {});
 
-  // The assistant's answer to a whole conversation. The part of it that the cache holds already is not run again.
+  // The assistant's answer to a whole conversation. Only the part that is not in the KV cache yet is processed.
   Generated chat(std::span<const ChatMessage> messages, const GenerateOptions& options = {}, const OnPiece& on_piece = {});
   bool has_chat_template() const;
   void set_chat_template(ChatTemplate chat_template);  // instead of the model's own
 
-  // Hears the experts that each MoE layer chose, once per forward pass; see the layers' Routing.
+  // Called with the experts that each MoE layer chose, once per layer and forward pass.
   void set_probe(std::function<void(Index layer, const Routing& routing)> probe);
 
  private:

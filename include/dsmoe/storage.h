@@ -1,4 +1,4 @@
-// Where the weights of a model are that are used as they are stored.
+// Where a model's weights are kept when they are used as stored in the file.
 #pragma once
 
 #include <array>
@@ -10,9 +10,9 @@
 namespace dsmoe {
 
 enum class Storage : std::uint8_t {
-  kMapped,  // in the mapped file: nothing to wait for, and processes share it
-  kMemory,  // in memory of their own, read at once: the fastest to compute with
-  kAuto,    // kMemory where there is room for it, else kMapped
+  kMapped,  // mmap: starts at once, and processes share the memory
+  kMemory,  // read into memory: the fastest to compute with
+  kAuto,    // kMemory if they fit, else kMapped
 };
 
 template <>

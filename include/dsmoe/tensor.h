@@ -1,5 +1,4 @@
-// A dense row-major array with shared storage, in this machine's memory or in a GPU's. Copying a Tensor copies the
-// handle, not the numbers.
+// A dense row-major array with shared storage, in CPU or GPU memory. Copying a Tensor copies the handle, not the data.
 #pragma once
 
 #include <array>
@@ -46,7 +45,7 @@ class Tensor {
   Tensor() = default;
   Tensor(DType dtype, Shape shape, Device device = Device::kCpu);  // uninitialised, aligned to 64 bytes
   static Tensor zeros(DType dtype, Shape shape, Device device = Device::kCpu);
-  // Memory that someone else owns; keep_alive (may be empty) is held as long as any handle lives.
+  // Memory owned by the caller; keep_alive (may be empty) is held as long as any handle lives.
   static Tensor wrap(void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive = {},
                      Device device = Device::kCpu);
   // The same for memory that must not be written (a mapped file): mutable access throws.
@@ -98,8 +97,8 @@ class Tensor {
   Tensor reshape(Shape shape) const;          // a view with as many elements
   Tensor clone() const;                       // a copy of the numbers
   Tensor to(DType dtype) const;               // between f32, bf16 and f16; the same handle when nothing changes
-  // A copy on the other device; the same handle when nothing changes. In the order of the library's own stream of that GPU:
-  // for work on a stream of your own, use Context::place() and Context::fetch().
+  // A copy on the other device; the same handle when nothing changes. Ordered by the library's default stream: with a
+  // stream of your own, use Context::place() and Context::fetch().
   Tensor to(Device device) const;
 
  private:

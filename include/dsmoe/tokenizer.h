@@ -12,14 +12,14 @@
 
 namespace dsmoe {
 
-// A token that is found in the text itself, before the byte-pair merges see it.
+// A token that is matched in the text itself, before BPE.
 struct AddedToken {
   std::int32_t id = 0;
   std::string content;
   bool single_word = false;  // only where no word character touches it
-  bool lstrip = false;       // takes the white space before it along
-  bool rstrip = false;       // takes the white space after it along
-  bool normalized = false;   // looked for after normalization instead of before
+  bool lstrip = false;       // also takes the white space before it
+  bool rstrip = false;       // also takes the white space after it
+  bool normalized = false;   // matched after normalization instead of before
   bool special = false;      // a control token: dropped by skip_special, not parsed without parse_special
 };
 
@@ -46,7 +46,7 @@ std::string pre_tokenizer_name(std::string_view json);
 struct EncodeOptions {
   std::optional<bool> add_bos;  // unset: as the tokenizer's files say
   std::optional<bool> add_eos;
-  bool parse_special = true;  // false: the text of a special token is ordinary text (for text from strangers)
+  bool parse_special = true;  // false: special tokens in the text are plain text (for untrusted input)
 };
 
 struct DecodeOptions {
@@ -67,7 +67,7 @@ class Tokenizer {
   // Always well-formed UTF-8: bytes that are no character become U+FFFD. An id without a token adds nothing.
   std::string decode(std::span<const std::int32_t> ids, const DecodeOptions& options = {}) const;
 
-  std::string_view bytes(std::int32_t id) const;  // what decode() strings together; may be part of a character
+  std::string_view bytes(std::int32_t id) const;  // decode() concatenates these; may be part of a character
   std::string piece(std::int32_t id) const;       // the same for display: a byte that is no character as <0xE4>
 
   std::int32_t vocab_size() const;  // the highest id + 1
@@ -89,14 +89,13 @@ class Tokenizer {
   std::shared_ptr<const Impl> impl_;
 };
 
-// Decodes ids as they come. The parts strung together are what decode() gives for all ids, and no part ends
-// inside a character.
+// Decodes ids as they come. The concatenated parts equal decode() of all ids, and no part ends inside a character.
 class StreamDecoder {
  public:
   explicit StreamDecoder(Tokenizer tokenizer, DecodeOptions options = {})
       : tokenizer_(std::move(tokenizer)), options_(options) {}
   std::string push(std::int32_t id);
-  std::string finish();  // what was held back, and ready for another text
+  std::string finish();  // the pending text; then ready for another text
 
  private:
   Tokenizer tokenizer_;

@@ -1,5 +1,5 @@
-// Everything that decides the numbers of a training run. Saved with every checkpoint (trainer/run.json), so that a resumed
-// run goes on as it began.
+// Every option that affects the result of a training run. Saved with every checkpoint (trainer/run.json), so that a run is
+// resumed with the same settings.
 #pragma once
 
 #include <cstdint>
@@ -133,7 +133,7 @@ struct TrainOptions {
   }
 };
 
-// Changes to the model's config when a run starts; what is not set stays as the model has it.
+// Changes to the model's config when a run starts; what is not set stays as it is in the model.
 struct BalanceOptions {
   std::optional<double> aux_loss_alpha;
   std::optional<BalanceScope> balance;

@@ -24,7 +24,7 @@
 
 namespace dsmoe::train {
 
-// Where a run starts from, and where it goes.
+// What a run starts from, and its output folder.
 struct RunSetup {
   std::string model, preset, config;  // at most one of them; none: the preset "tiny"
   std::string out;
@@ -33,8 +33,8 @@ struct RunSetup {
   int threads = 0;
   TrainOptions train;
   BalanceOptions balance;
-  // Names of train's options that are set on purpose although they are the defaults. Others with the default value keep
-  // the checkpoint's value when a run is resumed, and get that of fine-tuning (lr, dtype) when one starts from a model.
+  // Names of options in `train` that count as given although they have their default value. Other options with the default
+  // value keep the checkpoint's value when a run is resumed, and get fine-tuning's default (lr, dtype) with a model.
   std::set<std::string> given;
 
   void validate() const;  // the other options too
@@ -52,24 +52,24 @@ struct RunSetup {
 };
 
 struct SetupHooks {
-  std::function<void(std::string_view line)> note;                       // what was chosen, for people
+  std::function<void(std::string_view line)> note;                       // lines for the user: what was chosen
   std::function<void(std::uint64_t done, std::uint64_t total)> reading;  // bytes of the data
 };
 
 struct StepResult {
-  double loss = 0;        // mean over all targets of the step, of the weights before its update
+  double loss = 0;        // mean over all targets of the step, before its update
   BalanceLosses balance;  // mean over the passes
   double grad_norm = 0;   // before clipping
   double rate = 0;        // learning rate
   Index tokens = 0;       // inputs
-  // The largest and smallest share of tokens of any expert in any layer, 1 when even; 0 without MoE layers.
+  // Largest and smallest load of any expert in any layer, relative to the mean (1: even); 0 without MoE layers.
   double load_max = 0, load_min = 0;
 };
 
 struct Evaluation {
   double loss = 0;  // mean over the targets
   Index tokens = 0;
-  std::vector<std::pair<std::string, double>> domains;  // the same, of each domain that has targets
+  std::vector<std::pair<std::string, double>> domains;  // the loss per domain
 };
 
 // Where a run stands; kept in a checkpoint beside the trainer's state.
@@ -90,8 +90,8 @@ struct StepRecord {
 };
 
 struct RunHooks {
-  std::function<bool()> stop;                                            // asked after each step
-  std::function<void(const StepRecord&)> step;                           // heard of each step
+  std::function<bool()> stop;                                            // checked after each step; true stops the run
+  std::function<void(const StepRecord&)> step;                           // called after each step
   std::function<void(const std::filesystem::path& folder)> extra_files;  // adds files to a checkpoint
 };
 
@@ -105,24 +105,25 @@ struct RunResult {
 
 class TrainingRun {
  public:
-  // Reads model, tokenizer and data; resumes the run in setup.out if asked to. Only one process may have the folder.
+  // Reads model, tokenizer and data; with setup.resume, resumes the run in setup.out. Locks the folder.
   explicit TrainingRun(const RunSetup& setup, const SetupHooks& hooks = {});
   ~TrainingRun();
   TrainingRun(TrainingRun&&) noexcept;
 
-  const TrainOptions& options() const;                               // as they count: saved ones when resumed
+  const TrainOptions& options() const;                               // the effective options: saved ones when resumed
   const std::optional<std::filesystem::path>& resumed_from() const;  // the checkpoint; none for a new run
   Index steps_done() const;
   Index trained_parameters() const;
-  // Shares the weights with the run, which goes on changing them.
+  // Shares its weights with the run: further training changes them.
   std::shared_ptr<const Model> model() const;
 
-  // Trains until options().steps, or until hooks.stop says so; then, and as often as the options say, saves a checkpoint.
+  // Trains until options().steps or until hooks.stop returns true. Saves checkpoints as the options say, and one at the
+  // end.
   RunResult run(const RunHooks& hooks = {});
   std::optional<Evaluation> evaluate() const;  // on the held-out data; none when there is none
 
   double flops_per_token() const;  // forward and backward
-  // Multiply-adds that this machine does per second in the run's dtype, measured for this long.
+  // FLOP/s of multiply-adds in registers, in the run's dtype, measured on this machine for `seconds`.
   double measure_peak_flops(double seconds) const;
 
  private:

@@ -1,4 +1,4 @@
-// How much memory this process may still take without anything being swapped or killed.
+// How much memory this process can still allocate without swapping or being killed.
 #pragma once
 
 #include <cstdint>

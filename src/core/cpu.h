@@ -1,4 +1,4 @@
-// What the processor can do, asked once.
+// CPU features, detected once.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// A GPU's memory and its order of work, without CUDA's headers. Built twice: device_cuda.cpp, and device_none.cpp for
+// GPU memory and streams, without CUDA's headers. Built twice: device_cuda.cpp, and device_none.cpp for
 // a build without CUDA, where every function but available() throws and names the option.
 #pragma once
 
@@ -15,8 +15,8 @@ using Stream = CUstream_st*;
 
 bool available();  // compiled in, and there is a device
 
-// At least `bytes` (> 0) on the current device, aligned to 256 bytes, uninitialised, for work on `stream`. Memory that is
-// given back is kept, and handed out again for work on that stream at once: later work comes after what still uses it.
+// At least `bytes` (> 0) on the current device, aligned to 256 bytes, uninitialised, for work on `stream`. Freed
+// memory is cached and may be handed out again at once for work on the same stream, which runs after what still uses it.
 // What is allocated while the stream is being captured stays with that graph, which may be launched at any time.
 std::shared_ptr<void> allocate(std::size_t bytes, Stream stream);
 // Bytes that are in use now, by this process's tensors on the current device, and the most since the last call of

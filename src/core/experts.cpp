@@ -23,7 +23,7 @@ void check_matrix(const std::string& name, const Tensor& t, DType dtype, Shape s
           to_string(dtype), shape);
 }
 
-// Copies rows, each `row` bytes long, with a distance between rows of its own on either side.
+// Copies rows of `row` bytes between memory with different row pitches.
 void copy_rows(char* to, std::size_t to_pitch, const char* from, std::size_t from_pitch, std::size_t row, Index rows) {
   for (std::size_t i = 0; i < z(rows); ++i) std::memcpy(to + i * to_pitch, from + i * from_pitch, row);
 }

@@ -1,6 +1,6 @@
-// What a GPU kernel found wrong with its data. Kernels cannot throw: they lower one 64-bit word of their Context with
-// atomicMin, and whoever waits for the Context gets an Error. The word holds the fault itself, so a captured graph can
-// report one too, and of several faults the first layer's first token is reported, whatever ran first.
+// Faults that GPU kernels find in their data. Kernels cannot throw: they lower one 64-bit word of their Context with
+// atomicMin, and waiting for the Context throws the Error. The word encodes the fault itself, so a captured graph can
+// report one too, and of several faults that of the first layer and token is reported, whatever ran first.
 #pragma once
 
 #include <cstdint>

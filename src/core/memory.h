@@ -1,5 +1,5 @@
-// Memory for tensors. Blocks that are given back are kept for the next tensor of about that size: fresh pages from
-// the system cost more to clear than many ops take to run.
+// Memory for tensors. Freed blocks are cached for the next tensor of about that size: clearing fresh pages from the
+// system takes longer than many ops.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,6 @@ namespace dsmoe {
 // At least `bytes` (> 0), aligned to 64 bytes, uninitialised. Throws std::bad_alloc.
 std::shared_ptr<void> allocate_memory(std::size_t bytes);
 
-void release_kept_memory();  // gives the blocks that nobody uses back to the system
+void release_kept_memory();  // returns unused blocks to the system
 
 }  // namespace dsmoe

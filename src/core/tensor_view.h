@@ -1,5 +1,5 @@
-// What a parameter's name in a file stands for: numbers of one tensor, row by row, with regular distances. An expert's
-// matrix is a part of a stack; the shared experts, one wide MLP in files, are several parts.
+// The part of a tensor that a parameter's name in a file refers to, as a strided view. An expert's matrix is a slice of a
+// stack; the shared experts, which files store as one wide MLP, are several slices.
 #pragma once
 
 #include <array>
@@ -25,8 +25,8 @@ struct TensorView {
   // A tensor of `shape`: the same memory when it is contiguous there, else a copy.
   Tensor dense() const;
   void assign(const Tensor& from) const;     // of `shape`; f32, bf16 and f16 are converted
-  TensorView on(const Tensor& other) const;  // the same place of another tensor of the same shape
-  // fn(first, count) for the runs of neighbours in the tensor that the view consists of, as long as they can be.
+  TensorView on(const Tensor& other) const;  // the same view of another tensor of the same shape
+  // Calls fn(first, count) for each contiguous run of elements, as long as possible.
   void each_run(const std::function<void(Index first, Index count)>& fn) const;
 };
 

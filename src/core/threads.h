@@ -34,8 +34,8 @@ class ThreadPool {
         const_cast<void*>(static_cast<const void*>(&fn)));
   }
 
-  // What the next calls will read, in this order: threads that wait fetch it into their caches meanwhile, instead of only
-  // waiting. A hint: it changes no result, and the memory is never read through it. Replaces what was said before.
+  // Prefetch hint: what the next calls will read, in this order. Waiting threads fetch it into their caches. It changes no
+  // result, and the memory is never read through it. Replaces the previous hint.
   static constexpr std::size_t kMaxComing = 6;
   void coming_up(std::span<const std::span<const std::byte>> memory);
 

@@ -12,7 +12,7 @@
 
 namespace dsmoe {
 
-// Hears the logits f32 [n, V] of consecutive tokens of the sequence.
+// Called with the logits f32 [n, V] of consecutive tokens of the sequence.
 using LogitSink = std::function<void(const Tensor& logits)>;
 
 // Each token is predicted from those before it in its sequence.
@@ -22,7 +22,7 @@ class Evaluator {
       : ctx_(ctx), model_(model), cache_dtype_(cache_dtype) {}
 
   void add(std::span<const std::int32_t> sequence, const LogitSink& sink = {});
-  // Counts only the tokens at this place of a sequence (from 0) and later: those before it are context.
+  // Scores only the tokens from this position of each sequence on (from 0); those before are context.
   void set_first(Index place) { first_ = place; }
   void set_probe(RoutingProbe probe) { hooks_.routing = std::move(probe); }
   void set_overrides(RoutingOverrides overrides) { overrides_ = std::move(overrides); }

@@ -23,11 +23,11 @@ class Session {
 
   // Adds tokens and returns the logits after the last of them, f32 [1, V].
   Tensor feed(std::span<const std::int32_t> ids);
-  void rewind(Index tokens);  // forgets all but the first `tokens` tokens
+  void rewind(Index tokens);  // drops all but the first `tokens` tokens
   void set_probe(RoutingProbe probe) { hooks_.routing = std::move(probe); }
 
-  // Feeds the prompt and generates. `on_token` (may be empty) hears each token as it comes and returns false to stop.
-  // The prompt and everything generated stay in the cache; a last token that has not been run does not.
+  // Processes the prompt and generates. `on_token` (may be empty) is called with each token and returns false to stop.
+  // Prompt and generated tokens stay in the KV cache, except a last token that has not been run.
   Generated generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
                      const std::function<bool(std::int32_t)>& on_token = {});
 

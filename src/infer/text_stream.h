@@ -1,4 +1,4 @@
-// Text from tokens as they come, with stop strings: no stop string, nor the beginning of one, is ever given out.
+// Text from tokens as they come, with stop strings, of which no part is ever returned.
 #pragma once
 
 #include <string>
@@ -10,9 +10,10 @@ namespace dsmoe {
 
 class TextStream {
  public:
-  TextStream(Tokenizer tokenizer, std::vector<std::string> stop) : decoder_(std::move(tokenizer), {.skip_special = true}), stop_(std::move(stop)) {}
+  TextStream(Tokenizer tokenizer, std::vector<std::string> stop)
+      : decoder_(std::move(tokenizer), {.skip_special = true}), stop_(std::move(stop)) {}
 
-  // The text that is certain now. After a stop string has come, stopped() is true and nothing more is given out.
+  // The text that is certain now. After a stop string, stopped() is true and no more text is returned.
   std::string push(std::int32_t id) { return take(decoder_.push(id), false); }
   std::string finish() { return take(decoder_.finish(), true); }
   bool stopped() const { return stopped_; }

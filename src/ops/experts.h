@@ -13,7 +13,7 @@
 
 namespace dsmoe::ops {
 
-// What backward needs again: everything else is recomputed.
+// What backward needs; everything else is recomputed.
 struct ExpertActivations {
   Tensor gate_up;  // [R, 2F]: W_gate x, and then W_up x
 };
@@ -34,12 +34,12 @@ struct ExpertRowGrads {
   // A GPU's: dy in the order of the rows, which the gradient of W_down needs again.
   Tensor gathered_dy;
 };
-// Uses up what forward kept: its memory becomes that of the gradients.
+// Consumes what forward kept: the gradients take over its memory.
 ExpertRowGrads experts_down_backward(Context& ctx, const Experts& w, const Plan& plan, const Tensor& dy,
                                      ExpertActivations kept);
 
-// Weight gradients, stacked, f32 or the dtype of x: added to what is there, or written over it without `accumulate`. May
-// use up d.scaled_h and d.gathered_dy: a GPU gives their memory back for the next op.
+// Weight gradients, stacked, f32 or the dtype of x: accumulated, or overwritten without `accumulate`. May consume
+// d.scaled_h and d.gathered_dy, whose memory a GPU reuses for the next op.
 void experts_weight_backward(Context& ctx, const Plan& plan, const Tensor& x, const Tensor& dy, ExpertRowGrads& d,
                              Experts& grads, bool accumulate);
 

@@ -1,6 +1,6 @@
 // The gate: which experts each token goes to, with what weight, and the plan by which the grouped products run: all
 // (token, slot) pairs sorted by expert. T tokens, D model width, S shared and E routed experts, K chosen per token. Scores,
-// softmax and sums are f32 or wider, in training and inference alike.
+// softmax and sums are f32 or wider, in training and in inference.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct Chosen {
   Tensor lse;      // [T] f32: log of the sum of e^logit; only with router_z_alpha
 };
 
-// Which rows of the grouped products belong to which expert and token, as the CPU's loops read it.
+// Which rows of the grouped products belong to which expert and token, as spans for the CPU's loops.
 struct ExpertRows {
   Index tokens = 0;                      // T
   std::span<const std::int32_t> offset;  // [X + 1]: expert e has rows [offset[e], offset[e + 1])
@@ -40,10 +40,10 @@ struct Plan {
   Tensor weight;                                         // [R] f32
   Tensor slot_row;                                       // [T, K] i32: the row of the token's k-th choice, the inverse map
   Tensor slot_weight;                                    // [T, K] f32: Chosen::weights
-  // Of a GPU's plan: how its products cut the rows into tiles (ops/cuda/plan.h).
+  // On a GPU: how the products cut the rows into tiles (ops/cuda/plan.h).
   struct Tiles {
     int rows = 0;          // of a tile, at most
-    int column_parts = 1;  // [R, D] outputs are made and summed in so many parts of D, to save memory in training
+    int column_parts = 1;  // [R, D] outputs are computed and summed in this many parts of D, to save memory in training
     Tensor count;          // [1] i32
     Tensor list;           // [tiles, 4] i32: expert, first row, rows, first gathered row
     Tensor sorted_offset;  // [E + 1] i32: the rows of the routed experts with padding between them
@@ -62,8 +62,8 @@ struct Gated {
 
 // x [T, D] f32 or bf16, weight [E, D], bias [E] f32 (may be empty) is added to the scores for choosing only. `shared`: the
 // entries of the list of experts that every token takes. `training`: keep everything that gate_backward() needs.
-// NaN or infinite logits are an Error with the layer and the token, on a GPU when the Context is waited for.
-// Overrides (may be null) bar experts from being chosen; config is what they make of the layer's.
+// NaN or infinite logits are an Error with the layer and the token; on a GPU it is thrown when the Context is waited for.
+// Overrides (may be null) mask experts; `config` already has their changes.
 Gated gate(Context& ctx, const MoeConfig& config, const Tensor& x, const Tensor& weight, const Tensor& bias, Index shared,
            bool training, const RoutingOverrides* overrides = nullptr);
 
@@ -76,7 +76,7 @@ Tensor balance_losses(Context& ctx, const MoeConfig& config, const Chosen& chose
 
 // From the gradients of the rows' weights, [R, parts] f32 to be added up, and aux_scale times the losses of
 // balance_losses(): adds to dweight [E, D] (overwrites it without `accumulate`), and returns the gate's part of dx [T, D]
-// in the dtype that experts_gate_up_backward() goes on with: f32 on the CPU, that of x on a GPU.
+// in the dtype that experts_gate_up_backward() takes: f32 on the CPU, that of x on a GPU.
 struct GateBackward {
   const Chosen& chosen;
   const Plan& plan;

@@ -19,7 +19,7 @@ class Rope {
   Rope(Index head_dim, double theta, const RopeScaling& scaling, Index max_position_embeddings);
 
   Index head_dim() const { return head_dim_; }
-  bool scaled_by(Index length) const {  // whether a sequence of this length has frequencies of its own
+  bool scaled_by(Index length) const {  // whether the frequencies depend on this length (dynamic scaling)
     return scaling_.type == RopeScalingType::kDynamic && length > max_position_embeddings_;
   }
   std::vector<float> frequencies(Index length) const;  // [head_dim / 2]

@@ -1,4 +1,4 @@
-// A batch holds tokens of several sequences, one after another: a slice is the rows that belong to one of them.
+// A batch concatenates the tokens of several sequences: a slice is the rows of one of them.
 #pragma once
 
 #include <span>

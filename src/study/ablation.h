@@ -1,5 +1,5 @@
-// What the loss becomes when the routing is changed (paper, section 4.5): the best experts of each token masked, no shared
-// experts, another number of experts per token, single experts off.
+// Ablations (section 4.5 of the paper): the loss with each token's top experts masked, without shared experts, with another
+// number of experts per token, or with single experts disabled.
 #pragma once
 
 #include <functional>
@@ -50,7 +50,7 @@ struct AblationResult {
   Evaluation loss;
 };
 
-// `progress` (may be empty) hears of the tokens done, counted over all ablations.
+// `progress` (may be empty) is called with the tokens done, counted over all ablations.
 std::vector<AblationResult> run_ablations(Context& ctx, const Transformer& model, DType cache_dtype,
                                           std::span<const std::vector<std::int32_t>> sequences,
                                           const std::vector<Ablation>& ablations,

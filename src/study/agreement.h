@@ -1,4 +1,4 @@
-// How alike two models, or two checkpoints of one run, route the same tokens.
+// How similarly two models, or two checkpoints of one run, route the same tokens.
 #pragma once
 
 #include <cstdint>

@@ -14,8 +14,8 @@
 
 namespace dsmoe::study {
 
-// A text file, a .jsonl file (the text in one field, the domain in "domain" if it is there), an .ids file, or "builtin": the
-// held-out half of the built-in corpus with its domains, of which 8192 tokens each are read unless a limit is given.
+// A text file, a .jsonl file (the text in one field, the domain in "domain" if it is there), an .ids file, or "builtin":
+// the held-out half of the built-in corpus with its domains, of which 8192 tokens each are read unless a limit is given.
 struct DataSource {
   std::string path;
   std::string domain;  // of everything in it that does not name its own
@@ -31,7 +31,7 @@ struct LabelledSequence {
 
 struct LabelledDataOptions {
   Index vocab_size = 0;
-  Index context = 0;            // longer texts are cut into windows of so many tokens
+  Index context = 0;            // longer texts are cut into windows of this many tokens
   std::string field = "text";   // of .jsonl files
   Index tokens_per_domain = 0;  // stop there; 0: all
 };

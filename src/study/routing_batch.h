@@ -39,7 +39,7 @@ struct RoutingBatch {
 
 using BatchSink = std::function<void(const RoutingBatch& batch)>;
 
-// Collects what a RoutingProbe hears of one forward call and hands it on when the last layer has spoken. Tensors are
+// Collects the calls of a RoutingProbe during one forward pass, and passes them on after the last layer. Tensors are
 // held, not copied.
 class Recorder {
  public:

@@ -40,7 +40,7 @@ class LayerStudy {
   bool token_counts_exact() const { return sketch_.empty(); }
   std::uint64_t token_count_error(Index expert) const;
 
-  std::vector<Index> overloaded(double times_mean = 2) const;  // experts with more than so many times the mean load
+  std::vector<Index> overloaded(double times_mean = 2) const;  // experts with more than `times_mean` times the mean load
   // P(expert | domain) / P(expert); 0 where the domain or the expert has no tokens.
   double domain_lift(Index expert, Index domain, std::span<const std::int64_t> domain_tokens) const;
   // Mutual information of a token's domain and one of its experts, in bits: 0 when experts do not tell domains apart.

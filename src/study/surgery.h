@@ -46,7 +46,7 @@ struct UpcycleOptions {
   Index slices = 4;  // m, a divisor of the dense width
   Index shared = 0;  // of the slices, less than m
   Index active = 1;
-  Index keep_dense = 0;    // the first so many layers stay dense
+  Index keep_dense = 0;    // number of first layers that stay dense
   std::uint64_t seed = 0;  // of the router
 };
 

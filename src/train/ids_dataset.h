@@ -13,7 +13,7 @@ class IdsDataset : public Dataset {
   using Order = train::Order;
 
   // All lines must have one length, at least two ids. Sequential: sequence i is line i modulo the number of lines.
-  // Shuffled: every epoch is a permutation of the lines of its own, by seed and epoch.
+  // Shuffled: every epoch has its own permutation of the lines, by seed and epoch.
   IdsDataset(const std::filesystem::path& path, Index vocab_size, Order order, std::uint64_t seed);
 
   Batch batch(Index first, Index count) const override;

@@ -1,4 +1,4 @@
-// The training loop: steps, evaluation, checkpoints and logs, until the steps are done or somebody asks to stop.
+// The training loop: steps, evaluation, checkpoints and logs, until the last step or a request to stop.
 #pragma once
 
 #include <filesystem>
@@ -14,7 +14,7 @@ namespace dsmoe::train {
 TrainOptions load_options(const std::filesystem::path& folder);
 RunState load_run_state(const std::filesystem::path& folder);
 
-// Goes on from trainer.steps_done() and `state` to options.steps.
+// Continues from trainer.steps_done() and `state` to options.steps.
 RunResult run(Trainer& trainer, const Dataset& data, const Dataset* held_out, const TrainOptions& options,
               RunFolder& folder, RunState state, const RunHooks& hooks);
 

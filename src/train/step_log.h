@@ -13,7 +13,7 @@ struct StepRecord;
 
 class StepLog {
  public:
-  // Goes on after the entries of steps before `first_step`; later ones are of a run that was killed, and are dropped.
+  // Appends after the entries of steps before `first_step`; later entries come from a run that was killed, and are dropped.
   StepLog(const std::filesystem::path& path, Index first_step);
 
   void add(const StepRecord& record);

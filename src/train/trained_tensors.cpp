@@ -9,7 +9,7 @@ namespace dsmoe::train {
 
 namespace {
 
-// Neighbouring numbers of a tensor that are treated alike.
+// Contiguous elements of a tensor that are trained the same way.
 struct Run {
   Index first, count;
   bool trained, decay;

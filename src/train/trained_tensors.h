@@ -1,6 +1,6 @@
-// What AdamW moves: few large tensors (a layer's experts are two), each with its gradient, moments and, beside bf16
-// weights, an f32 master copy; and the parameters in them, whose names checkpoints use. Freezing a parameter leaves its
-// part out.
+// What AdamW updates: few large tensors (a layer's experts are two), each with its gradient, moments and, for bf16
+// weights, an f32 master copy; and which parameters of a checkpoint they hold. A frozen parameter's part of its tensor is
+// left out.
 #pragma once
 
 #include <functional>
@@ -22,7 +22,7 @@ class TrainedTensors {
     bool in_model = true;  // false: the weight is not a tensor of the model, so checkpoints keep it here
     bool trained = true;   // false: frozen; its gradient is computed and cleared
   };
-  // Entries whose weights are parts of one tensor share one: bf16 weights get an f32 master copy.
+  // Entries whose weights are parts of one tensor share its moments and, for bf16 weights, its f32 master copy.
   void add(std::vector<Entry> entries);
 
   bool empty() const { return pieces_.empty(); }

@@ -131,7 +131,7 @@ StepResult Trainer::step(std::span<const Batch> passes) {
   result.grad_norm = finish_gradients(passes);
   result.rate = learning_rate(schedule_, options_.lr, options_.warmup_steps, step_,
                               options_.schedule_steps > 0 ? options_.schedule_steps : options_.steps);
-  // The little addend is PyTorch's.
+  // The epsilon is that of PyTorch's clip_grad_norm_.
   const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (result.grad_norm + 1e-6)) : 1.0;
   trained_.step(ctx_, {.rate = result.rate,
                        .beta1 = options_.beta1,
@@ -146,7 +146,7 @@ StepResult Trainer::step(std::span<const Batch> passes) {
   return result;
 }
 
-// Brings the gradients to where AdamW looks, and returns their norm.
+// Computes the adapters' gradients with LoRA, and returns the gradient norm.
 double Trainer::finish_gradients(std::span<const Batch> passes) {
   if (!lora_.empty()) lora_.gradients(ctx_, grads_);
   const double norm = trained_.gradient_norm(ctx_);

@@ -1,4 +1,4 @@
-// A model with what training it needs: gradients, moments, master weights. One call of step() is one update.
+// A model with its gradients, moments and master weights. One call of step() is one optimizer step.
 #pragma once
 
 #include <filesystem>
@@ -23,8 +23,8 @@ class Trainer {
   // trained (attention_dropout) and for patterns that match nothing.
   Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const TrainOptions& options);
 
-  // One update from the gradients of all passes together. Loss and gradients are those of one batch that holds them
-  // all, as far as the balance losses allow: the one over the batch is taken over each pass.
+  // One update from the accumulated gradients of all passes. Loss and gradients equal those of one large batch, except for
+  // the balance loss over the batch, which is computed per pass.
   // A loss or gradient that is not finite gives an Error with the step and the first layer that shows it.
   StepResult step(std::span<const Batch> passes);
 

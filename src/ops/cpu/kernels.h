@@ -27,7 +27,7 @@ struct Pieces {
   Index count = 0, length = 0, stride = 0;
 };
 
-// One step of AdamW for all numbers alike, with everything that does not depend on the number worked out.
+// One step of AdamW, with everything precomputed that is the same for all elements.
 struct AdamStep {
   float grad_scale;    // clipping
   float beta1, beta2;  // of the moments

@@ -44,7 +44,7 @@ Index mixed_columns_per_task(const Context& ctx, Index n, Index rows) {
 }
 
 std::vector<Index> mixed_cuts(Index n, Index cols, bool finer) {
-  constexpr Index kFinest = 16;  // sums of so many columns are stored together
+  constexpr Index kFinest = 16;  // sums of this many columns are stored together
   std::vector<Index> cuts = {0};
   while (cuts.back() < n) {
     const Index left = n - cuts.back(), fine = std::max(left / 8 / kFinest, Index{1}) * kFinest;

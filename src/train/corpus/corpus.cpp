@@ -36,7 +36,7 @@ std::span<const std::string> corpus_domains() {
 }
 
 Document corpus_document(std::uint64_t seed, std::uint64_t number) {
-  // The order of the domains in each round is turned by a number of its own, so that nothing can be learned from it.
+  // Each round of domains starts at a random one, so that their order cannot be learned.
   const std::uint64_t turn = Philox(seed ^ kOrderSeed, number / kCount).below(0, kCount);
   const auto domain = static_cast<std::uint16_t>((number % kCount + turn) % kCount);
   Draw draw(seed ^ kTextSeed, number);

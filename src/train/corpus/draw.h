@@ -1,4 +1,4 @@
-// Choices for one document of the built-in corpus, one after another from its own stream of random numbers.
+// Random choices for one document of the built-in corpus, from the document's own stream of random numbers.
 #pragma once
 
 #include <cstddef>

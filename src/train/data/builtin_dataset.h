@@ -7,10 +7,10 @@
 
 namespace dsmoe::train {
 
-// Sequence n is S + 1 tokens of documents of its own, one behind another by the same rule as files (DocumentEncoder), from
-// document n * 2^20 on; nothing else ever sees them. Even sequences begin with a document; odd ones at a random token of
-// one, so that the ends of documents longer than a sequence are learned too. The held-out part has the documents of the
-// upper half of all numbers.
+// Sequence n is S + 1 tokens of the documents from n * 2^20 on, packed by the same rule as files (DocumentEncoder); no
+// other sequence has any of them. Even sequences begin with a document; odd ones at a random token of one, so that the ends
+// of documents longer than a sequence are learned too. The held-out part has the documents of the upper half of all
+// numbers.
 class BuiltinDataset : public Dataset {
  public:
   BuiltinDataset(const Tokenizer& tokenizer, Index sequence_length, std::uint64_t seed, bool held_out);

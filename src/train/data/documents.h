@@ -1,4 +1,4 @@
-// Documents out of text files, JSON lines and folders of both, one after another.
+// Reads documents from text files, JSON lines and folders of both.
 #pragma once
 
 #include <cstdint>

@@ -62,7 +62,7 @@ struct Data {
 // vocab_size: of the model; the tokenizer's must not be larger.
 Data open_dataset(const DataOptions& options, const Tokenizer& tokenizer, Index vocab_size);
 
-// The texts of the inputs, part by part, for learning a vocabulary. bytes: at most so many, 0 for all.
+// The texts of the inputs, part by part, for training a tokenizer. bytes: at most this many (0: all).
 DataReport for_each_text(const DataOptions& options, std::uint64_t bytes, const std::function<void(std::string_view)>& f);
 
 // $XDG_CACHE_HOME/dsmoe, ~/.cache/dsmoe, or a folder for temporary files.
