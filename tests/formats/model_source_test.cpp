@@ -12,13 +12,13 @@
 #include "io/gguf_writer.h"
 #include "io/io_test_support.h"
 #include "io/safetensors_writer.h"
+#include "support/expect_error.h"
 #include "support/tolerance.h"
 
 namespace dsmoe {
 namespace {
 
 namespace fs = std::filesystem;
-using io::expect_error;
 
 const std::string kTokenizer = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
 
