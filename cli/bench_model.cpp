@@ -65,11 +65,11 @@ struct Work {
     const ModelConfig& c = model.config();
     std::map<DType, double> by_dtype;
     for (const Parameter& p : parameter_list(c)) {
-      const Tensor& t = model.weights().at(p);
-      const auto size = static_cast<double>(t.bytes());
+      const DType dtype = model.weights().view(p).tensor.dtype();
+      const auto size = static_cast<double>(row_bytes(dtype, p.shape.numel()));
       parameters += p.shape.numel();
       bytes += size;
-      by_dtype[t.dtype()] += size;
+      by_dtype[dtype] += size;
       if (p.kind == ParameterKind::kEmbedding && !c.tie_word_embeddings) continue;
       const bool routed = is_routed_expert(p.kind);
       const double share =

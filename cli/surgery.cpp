@@ -66,7 +66,7 @@ void run_prune(const PruneOptions& o) {
           "{} experts per layer cannot be kept: the model has {}, and a token chooses {}", keep, config.routed_experts(),
           config.experts_per_token());
   for (const auto& layer : model.weights().layers)
-    require(layer.moe.routed.empty() || !is_quantized(layer.moe.routed.front().gate_proj.dtype()),
+    require(!layer.experts.mixed(),
             "{} has quantized experts; read it with --dtype bf16", o.model.folder);
   const std::optional<Tokenizer> tokenizer = load_tokenizer(o.model.folder);
   const DType cache = parse_dtype(o.model.cache_dtype).value_or(model.dtype());

@@ -53,6 +53,12 @@ class Tensor {
   static Tensor wrap(const void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep_alive = {},
                      Device device = Device::kCpu);
 
+  // A vector's numbers where they are, for reading: [n].
+  template <class T>
+  static Tensor view_of(std::span<const T> values) {
+    return wrap(static_cast<const void*>(values.data()), DTypeOf<T>::value, {static_cast<Index>(values.size())});
+  }
+
   explicit operator bool() const { return data_ != nullptr || shape_.numel() == 0; }
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }

@@ -18,15 +18,16 @@ void Evaluator::add(std::span<const std::int32_t> sequence, const LogitSink& sin
   KvCache cache(model_.config(), length, cache_dtype_);
   for (Index t = 0; t < length; t += kChunk) {
     const Index n = std::min(kChunk, length - t);
-    Tensor logits = model_.forward(ctx_, sequence.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache, n,
-                                   probe_, overrides_ ? &*overrides_ : nullptr);
+    Tensor logits = model_.forward(ctx_, sequence.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache,
+                                   n, probe_, overrides_ ? &*overrides_ : nullptr);
     if (sink) sink(logits);
     std::vector<std::int32_t> targets(static_cast<std::size_t>(n), ops::kIgnoredTarget);
     for (Index i = std::max<Index>(0, first_ - t - 1); i < n && t + i + 1 < length; ++i)
       targets[static_cast<std::size_t>(i)] = sequence[static_cast<std::size_t>(t + i + 1)];
-    const ops::CrossEntropy loss = ops::cross_entropy(ctx_, logits, targets);
-    result_.loss_sum += loss.loss_sum;
-    result_.predicted += loss.count;
+    const Tensor loss =
+        ctx_.fetch(ops::cross_entropy(ctx_, logits, Tensor::view_of(std::span<const std::int32_t>(targets))));
+    result_.loss_sum += loss.data<double>()[0];
+    result_.predicted += static_cast<Index>(loss.data<double>()[1]);
   }
   result_.sequences++;
 }

@@ -24,7 +24,8 @@ std::int32_t Sampler::sample(std::span<const float> logits_in, std::span<const s
   const SamplerOptions& o = options_;
   logits_.assign(logits_in.begin(), logits_in.end());
   for (std::size_t i = 0; i < logits_.size(); ++i)
-    if (std::isnan(logits_[i])) fail(ErrorCode::kNumeric, "the logit of token {} is NaN; the model's weights may be damaged", i);
+    if (std::isnan(logits_[i]))
+      fail(ErrorCode::kNumeric, "the logit of token {} is NaN; the model's weights may be damaged", i);
 
   if (o.repetition_penalty != 1.0f) {
     const std::size_t window = std::min(history.size(), static_cast<std::size_t>(o.repetition_window));
@@ -44,8 +45,10 @@ std::int32_t Sampler::sample(std::span<const float> logits_in, std::span<const s
   const auto better = [](const Candidate& a, const Candidate& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
   };
-  const std::size_t keep = o.top_k > 0 ? std::min(candidates_.size(), static_cast<std::size_t>(o.top_k)) : candidates_.size();
-  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(keep), candidates_.end(), better);
+  const std::size_t keep =
+      o.top_k > 0 ? std::min(candidates_.size(), static_cast<std::size_t>(o.top_k)) : candidates_.size();
+  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(keep), candidates_.end(),
+                    better);
   candidates_.resize(keep);
 
   const auto normalise = [&](double temperature) {

@@ -40,8 +40,8 @@ Tensor Session::feed(std::span<const std::int32_t> ids) {
   for (Index t = 0; t < tokens; t += options_.chunk) {
     const Index n = std::min(options_.chunk, tokens - t);
     const bool last = t + n == tokens;
-    logits = model_.forward(ctx_, ids.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache_, last ? 1 : 0,
-                            probe_);
+    logits = model_.forward(ctx_, ids.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), cache_,
+                            last ? 1 : 0, probe_);
     history_.insert(history_.end(), ids.begin() + t, ids.begin() + t + n);
   }
   return logits;

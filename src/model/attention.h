@@ -12,8 +12,8 @@
 
 namespace dsmoe {
 
-using AttentionWeights = LayerTensors<MoeWeights>;
-using AttentionGrads = LayerTensors<MoeGradients>;
+using AttentionWeights = LayerTensors;
+using AttentionGrads = LayerTensors;
 
 // h [T, D] are the normed inputs of the tokens at positions [cache.length, cache.length + T). Their keys and values
 // go into the cache; its length is left for the caller to advance once all layers have run. Returns f32 [T, D].

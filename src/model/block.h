@@ -28,7 +28,7 @@ struct BlockSaved {
 class Block {
  public:
   // `dtype`: that of the activations.
-  Block(const ModelConfig& config, const LayerTensors<MoeWeights>& weights, Index layer, DType dtype);
+  Block(const ModelConfig& config, const LayerTensors& weights, Index layer, DType dtype);
 
   // `then` are weights that are read after this block: hints for threads that wait.
   void forward(Context& ctx, const ops::RopeTable& rope, Tensor& x, KvCache& cache, const RoutingProbe& probe,
@@ -38,13 +38,13 @@ class Block {
   void train(Context& ctx, const ops::RopeTable& rope, Tensor& x, Index sequence_length, BlockSaved& saved) const;
   // dx: in the gradient of the block's output, out that of its input.
   void backward(Context& ctx, const ops::RopeTable& rope, Index sequence_length, const BlockSaved& saved, Tensor& dx,
-                LayerTensors<MoeGradients>& grads, float aux_scale) const;
+                LayerTensors& grads, float aux_scale) const;
 
  private:
   Tensor norm(Context& ctx, const Tensor& x, const Tensor& weight) const;
 
   const ModelConfig& config_;
-  const LayerTensors<MoeWeights>& w_;
+  const LayerTensors& w_;
   Index layer_;
   DType dtype_;
   std::optional<MoeLayer> moe_;

@@ -19,7 +19,7 @@ Tensor checked(const io::GgufFile& file, const GgufTensor& t) {
   if (tensor.shape() != t.shape)
     fail(ErrorCode::kFormat, "{}: tensor '{}' is {}, expected {}", file.path(), t.name, tensor.shape(), t.shape);
   const DType dtype = tensor.dtype();
-  if (dtype == DType::kI32 || dtype == DType::kI64 || (!is_matrix(t.kind) && is_quantized(dtype)))
+  if (dtype == DType::kI32 || dtype == DType::kI64 || dtype == DType::kF64 || (!is_matrix(t.kind) && is_quantized(dtype)))
     fail(ErrorCode::kUnsupported, "{}: tensor '{}' is {}, which is not supported for it", file.path(), t.name,
          to_string(dtype));
   return tensor;
@@ -79,23 +79,22 @@ ModelWeights load_gguf_weights(io::GgufFile file, const ModelConfig& config, std
   // Not for weights that are converted: they get memory of their own.
   if (!dtype && read_into_memory(options.storage, file.file_bytes())) file.read_into_memory(options.progress);
   const DType compute = dtype.value_or(gguf_compute_dtype(file));
-  ModelWeights w = empty_weights(config);
+  std::vector<Tensor> tensors(parameters.size());
   for (const GgufTensor& t : layout) {
     for (std::size_t i = 0; i < t.parameters.size(); ++i) {
       const Parameter& p = parameters[t.parameters[i]];
       if (!file.contains(t.name)) {
-        w.at(p) = Tensor::zeros(DType::kF32, p.shape);
+        tensors[t.parameters[i]] = Tensor::zeros(DType::kF32, p.shape);
         continue;
       }
       const Tensor tensor = gguf_parameter(file, t, i);
       const bool as_it_is = !dtype && is_matrix(t.kind) && (is_quantized(tensor.dtype()) || tensor.dtype() == DType::kF16);
-      w.at(p) = as_it_is ? tensor : to_plain(tensor, is_matrix(t.kind) ? compute : DType::kF32);
+      tensors[t.parameters[i]] = as_it_is ? tensor : to_plain(tensor, is_matrix(t.kind) ? compute : DType::kF32);
     }
     // The rows of the copy are used from now on; without this the map's would stay in memory beside them.
     if (t.heads > 0) file.advise(t.name, io::Advice::kDontNeed);
   }
-  if (config.tie_word_embeddings) w.head = w.embedding;
-  return w;
+  return listed_weights(config, parameters, std::move(tensors));
 }
 
 }  // namespace dsmoe

@@ -2,16 +2,16 @@
 #pragma once
 
 #include "dsmoe/context.h"
-#include "dsmoe/moe.h"
+#include "dsmoe/experts.h"
 #include "ops/experts.h"
 
 namespace dsmoe {
 
 // h [T, D] -> [T, D]; `keep` (may be null) is filled for backward.
-Tensor mlp_forward(Context& ctx, const ExpertTensors& w, const Tensor& h, ops::ExpertActivations* keep);
+Tensor mlp_forward(Context& ctx, const Experts& w, const Tensor& h, ops::ExpertActivations* keep);
 
-// Adds to grads (f32) and returns dh [T, D] f32.
-Tensor mlp_backward(Context& ctx, const ExpertTensors& w, const Tensor& h, const Tensor& dy,
-                    const ops::ExpertActivations& kept, ExpertTensors& grads);
+// Adds to grads (f32) and returns dh [T, D]. Uses up what forward kept.
+Tensor mlp_backward(Context& ctx, const Experts& w, const Tensor& h, const Tensor& dy, ops::ExpertActivations kept,
+                    Experts& grads);
 
 }  // namespace dsmoe

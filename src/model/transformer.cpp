@@ -17,6 +17,7 @@ namespace dsmoe {
 namespace {
 // The head's logits are made for so many tokens at a time: a vocabulary is wide.
 constexpr Index kHeadTokens = 256;
+
 }  // namespace
 
 struct Transformer::RopeCache {
@@ -77,9 +78,9 @@ Tensor Transformer::forward(Context& ctx, std::span<const std::int32_t> ids, KvC
   const ModelConfig& c = *config_;
   const std::shared_ptr<const ops::RopeTable> table = rope(cache.length + tokens);
   Tensor x(DType::kF32, {tokens, c.hidden_size});
-  ops::embedding(ctx, weights_->embedding, ids, x);
+  ops::embedding(ctx, weights_->embedding, Tensor::view_of(ids), x);
   for (std::size_t l = 0; l < blocks_.size(); ++l) {
-    const LayerTensors<MoeWeights>* next = l + 1 < blocks_.size() ? &weights_->layers[l + 1] : nullptr;
+    const LayerTensors* next = l + 1 < blocks_.size() ? &weights_->layers[l + 1] : nullptr;
     next ? blocks_[l].forward(ctx, *table, x, cache, probe, overrides, {&next->q.weight, &next->k.weight, &next->v.weight})
          : blocks_[l].forward(ctx, *table, x, cache, probe, overrides, {&weights_->head});
   }
@@ -97,17 +98,18 @@ Tensor Transformer::embed(Context& ctx, std::span<const std::int32_t> ids, std::
   require(sequence_length > 0 && tokens > 0 && tokens % sequence_length == 0 && targets.size() == ids.size(),
           "{} tokens with {} targets are no whole sequences of {}", tokens, targets.size(), sequence_length);
   Tensor x(DType::kF32, {tokens, config_->hidden_size});
-  ops::embedding(ctx, weights_->embedding, ids, x);
+  ops::embedding(ctx, weights_->embedding, Tensor::view_of(ids), x);
   return x;
 }
 
 namespace {
 
-void add_layer(LossResult& result, const MoeForward& moe, Index experts) {
-  result.balance.sequence += moe.losses.sequence;
-  result.balance.batch += moe.losses.batch;
-  result.balance.device += moe.losses.device;
-  result.balance.router_z += moe.losses.router_z;
+void add_layer(Context& ctx, LossResult& result, const MoeForward& moe, Index experts) {
+  const BalanceLosses losses = fetch_losses(ctx, moe);
+  result.balance.sequence += losses.sequence;
+  result.balance.batch += losses.batch;
+  result.balance.device += losses.device;
+  result.balance.router_z += losses.router_z;
   std::vector<std::int64_t>& load = result.load.emplace_back();
   if (!moe.saved) return;
   load.resize(static_cast<std::size_t>(experts));
@@ -125,8 +127,12 @@ void each_logits(Context& ctx, const Tensor& h, const Tensor& head, Fn fn) {
   }
 }
 
-std::span<const std::int32_t> part(std::span<const std::int32_t> all, Index first, Index last) {
-  return all.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first));
+Tensor part(std::span<const std::int32_t> all, Index first, Index last) { return Tensor::view_of(all).rows(first, last); }
+
+void add_loss(Context& ctx, LossResult& result, const Tensor& sum_and_count) {
+  const Tensor host = ctx.fetch(sum_and_count);
+  result.loss_sum += host.data<double>()[0];
+  result.count += static_cast<Index>(host.data<double>()[1]);
 }
 
 }  // namespace
@@ -145,7 +151,7 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
   LossResult result;
   for (std::size_t l = 0; l < blocks_.size(); ++l) {
     blocks_[l].train(ctx, *table, x, sequence_length, saved[l]);
-    add_layer(result, saved[l].moe, c.routed_experts());
+    add_layer(ctx, result, saved[l].moe, c.routed_experts());
     if (recompute) saved[l] = BlockSaved{.x_in = saved[l].x_in};
   }
 
@@ -153,10 +159,8 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
   ops::rms_norm(ctx, x, weights_->final_norm, eps, h);
   each_logits(ctx, h, weights_->head, [&](Tensor& logits, Index first, Index last) {
     Tensor dlogits = dtype() == DType::kF32 ? logits : Tensor(dtype(), logits.shape()), dh_rows = dh.rows(first, last);
-    const ops::CrossEntropy loss =
-        ops::cross_entropy(ctx, logits, part(targets, first, last), /*token_losses=*/nullptr, &dlogits, loss_scale);
-    result.loss_sum += loss.loss_sum;
-    result.count += loss.count;
+    add_loss(ctx, result,
+             ops::cross_entropy(ctx, logits, part(targets, first, last), /*token_losses=*/nullptr, &dlogits, loss_scale));
     ops::linear_backward_weight(ctx, dlogits, h.rows(first, last), grads.head);
     ops::linear_backward_input(ctx, dlogits, weights_->head, dh_rows, /*accumulate=*/false);
   });
@@ -171,7 +175,7 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
     blocks_[l].backward(ctx, *table, sequence_length, saved[l], dx, grads.layers[l], aux_scale);
     saved[l] = BlockSaved{};
   }
-  ops::embedding_backward(ctx, ids, dx, grads.embedding);
+  ops::embedding_backward(ctx, Tensor::view_of(ids), dx, grads.embedding);
   return result;
 }
 
@@ -184,16 +188,14 @@ LossResult Transformer::losses(Context& ctx, std::span<const std::int32_t> ids, 
   for (std::size_t l = 0; l < blocks_.size(); ++l) {
     BlockSaved saved;
     blocks_[l].train(ctx, *table, x, sequence_length, saved);
-    add_layer(result, saved.moe, config_->routed_experts());
+    add_layer(ctx, result, saved.moe, config_->routed_experts());
     if (probe) probe(static_cast<Index>(l), x);
   }
   Tensor h(dtype(), x.shape());
   ops::rms_norm(ctx, x, weights_->final_norm, static_cast<float>(config_->rms_norm_eps), h);
   each_logits(ctx, h, weights_->head, [&](const Tensor& logits, Index first, Index last) {
     Tensor rows = token_losses.rows(first, last);
-    const ops::CrossEntropy loss = ops::cross_entropy(ctx, logits, part(targets, first, last), &rows);
-    result.loss_sum += loss.loss_sum;
-    result.count += loss.count;
+    add_loss(ctx, result, ops::cross_entropy(ctx, logits, part(targets, first, last), &rows));
   });
   return result;
 }

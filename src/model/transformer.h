@@ -38,6 +38,7 @@ class Transformer {
 
   const ModelConfig& config() const { return *config_; }
   ModelWeights& weights() { return *weights_; }
+  const ModelWeights& weights() const { return *weights_; }
   DType dtype() const { return dtype_; }  // of the activations
 
   // Appends the tokens to the cache and returns the logits of the last `last` of them, f32 [last, V].

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <span>
 #include <vector>
 
+#include "core/tensor_view.h"
 #include "dsmoe/model_config.h"
 #include "dsmoe/moe.h"
 #include "dsmoe/tensor.h"
@@ -18,38 +20,40 @@ struct LinearWeights {
   Tensor weight, bias;
 };
 
-// Moe is MoeWeights for a model and MoeGradients for its gradients.
-template <class Moe>
+// The same type holds a layer's weights and, in the same places, its gradients.
 struct LayerTensors {
   Tensor input_norm, post_attention_norm;  // [D]
   LinearWeights q, k, v, o;
-  ExpertTensors mlp;  // dense layers
-  Moe moe;            // MoE layers
+  Tensor gate, gate_bias;  // the router of a MoE layer
+  Experts experts;         // S + E of a MoE layer, shared ones first; the one of a dense layer
+
+  MoeWeights moe() const { return {gate, gate_bias, experts}; }  // the same memory
 };
 
-template <class Moe>
 struct ModelTensors {
   Tensor embedding;  // [V, D]
-  std::vector<LayerTensors<Moe>> layers;
+  std::vector<LayerTensors> layers;
   Tensor final_norm;  // [D]
   Tensor head;        // [V, D]; the embedding's own tensor when tied
 
-  Tensor& at(const Parameter& parameter);  // where a tensor of the list belongs
+  TensorView view(const Parameter& parameter) const;  // the numbers that a name of the list stands for
+  Tensor dense(const Parameter& parameter) const { return view(parameter).dense(); }
 };
 
-using ModelWeights = ModelTensors<MoeWeights>;
-using ModelGradients = ModelTensors<MoeGradients>;
-
-extern template struct ModelTensors<MoeWeights>;
-extern template struct ModelTensors<MoeGradients>;
+using ModelWeights = ModelTensors;
+using ModelGradients = ModelTensors;
 
 // What is computed in: bf16 when every matrix is, else f32; quantized and f16 matrices take f32 activations.
 DType activation_dtype(const ModelWeights& weights);
 // Whether all matrices are f32, or all bf16: only such a model can be trained.
 bool trainable(const ModelWeights& weights);
 
-// Makes room for a config's layers and experts; every tensor is empty.
-ModelWeights empty_weights(const ModelConfig& config);
+// Tensors of its own, experts stacked, uninitialised.
+ModelWeights empty_weights(const ModelConfig& config, DType dtype);
+// Tensors where they lie, experts listed: one per parameter, in the order of the list.
+ModelWeights listed_weights(const ModelConfig& config, std::span<const Parameter> parameters, std::vector<Tensor> tensors);
+// A copy with tensors of its own, experts stacked, in f32 or bf16.
+ModelWeights owned_copy(const ModelConfig& config, const ModelWeights& weights, DType dtype);
 // All zero, f32.
 ModelGradients zero_gradients(const ModelConfig& config);
 

@@ -36,11 +36,11 @@ ModelWeights load_weights(const std::filesystem::path& path, const ModelConfig& 
   if (as_stored && read_into_memory(options.storage, checkpoint.total_bytes()))
     checkpoint.read_into_memory(options.progress);
 
-  ModelWeights w = empty_weights(config);
+  std::vector<Tensor> tensors;
   for (const Parameter& p : parameters)
-    w.at(p) = checkpoint.expect(p.name, {DType::kF32, DType::kBF16, DType::kF16}, p.shape).to(stored_dtype(p.kind, dtype));
-  if (config.tie_word_embeddings) w.head = w.embedding;
-  return w;
+    tensors.push_back(
+        checkpoint.expect(p.name, {DType::kF32, DType::kBF16, DType::kF16}, p.shape).to(stored_dtype(p.kind, dtype)));
+  return listed_weights(config, parameters, std::move(tensors));
 }
 
 DType natural_dtype(const std::filesystem::path& path) {
@@ -85,11 +85,10 @@ Tensor initial_tensor(const ModelConfig& config, const Parameter& p, std::size_t
 }
 
 ModelWeights random_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, Context& ctx) {
-  ModelWeights w = empty_weights(config);
+  ModelWeights w = empty_weights(config, dtype);
   const std::vector<Parameter> parameters = parameter_list(config);
   for (std::size_t i = 0; i < parameters.size(); ++i)
-    w.at(parameters[i]) = initial_tensor(config, parameters[i], i, seed, dtype, ctx);
-  if (config.tie_word_embeddings) w.head = w.embedding;
+    w.view(parameters[i]).assign(initial_tensor(config, parameters[i], i, seed, dtype, ctx));
   return w;
 }
 

@@ -1,19 +1,21 @@
-// One layer, in the order in which a token passes it: gate, plan, gate/up products, down products and sum.
-// Backward reads the same steps from the end.
-#include <algorithm>
-
+// One layer, in the order in which a token passes it: gate and plan, gate/up products, down products and sum.
+// Backward reads the same steps from the end. Every step is an op with an implementation per backend.
 #include "core/fail.h"
 #include "dsmoe/moe.h"
-#include "moe/balance.h"
-#include "moe/gate.h"
-#include "moe/layer_cuda.h"
-#include "moe/plan.h"
-#include "moe/saved.h"
-#include "moe/weights.h"
-#include "ops/elementwise.h"
+#include "dsmoe/routing_overrides.h"
 #include "ops/experts.h"
+#include "ops/gate.h"
 
 namespace dsmoe {
+
+struct MoeForward::Saved {
+  Tensor x;  // [T, D]
+  Index sequence_length = 0;
+  ops::Chosen chosen;
+  ops::Plan plan;
+  ops::ExpertActivations activations;
+  bool used = false;  // backward has taken the activations
+};
 
 namespace {
 
@@ -24,11 +26,18 @@ Tensor as_tokens(const MoeConfig& c, const Tensor& x, const char* name) {
   return x.rank() == 2 ? x : x.reshape({x.dim(0) * x.dim(1), x.dim(2)});
 }
 
-void check_devices(const Context& ctx, const MoeWeights& weights, const Tensor& x, const char* name) {
-  const Device device = ctx.backend() == Backend::kCuda ? Device::kCuda : Device::kCpu;
-  const char* const where = device == Device::kCuda ? "the GPU (kCuda)" : "the CPU (kCpu)";
-  require(weights.device() == device, "the Context runs on {}, the weights are elsewhere; copy them with to()", where);
-  require(x.device() == device, "the Context runs on {}, {} is elsewhere; copy it with to()", where, name);
+void check_device(const Context& ctx, Device device, const char* name) {
+  const char* const where = ctx.device() == Device::kCuda ? "a GPU (kCuda)" : "the CPU (kCpu)";
+  require(device == ctx.device(), "the Context runs on {}, {} is elsewhere; copy it there with to() or place()", where,
+          name);
+}
+
+void check_gradients(const MoeConfig& c, const MoeGradients& g) {
+  require(g.gate.shape() == Shape({c.routed_experts, c.hidden_size}) && g.experts.stacked() && g.experts &&
+              g.gate.dtype() == g.experts.dtype(),
+          "the gradient of the gate is {} {}, expected {} [{}, {}] beside stacked experts", to_string(g.gate.dtype()),
+          g.gate.shape(), to_string(g.experts.dtype()), c.routed_experts, c.hidden_size);
+  g.experts.check(c.shared_experts, c.routed_experts, c.expert_size, c.hidden_size);
 }
 
 }  // namespace
@@ -44,66 +53,58 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   const Index sequence = x_in.rank() == 3 ? x_in.dim(1) : options.sequence_length > 0 ? options.sequence_length : tokens;
   require(tokens == 0 || tokens % sequence == 0, "{} tokens are no whole number of sequences of {}", tokens, sequence);
   require(!options.training || options.overrides == nullptr, "routing overrides are for inference, not for training");
-  check_devices(ctx, weights_, x_in, "x");
-  if (ctx.backend() == Backend::kCuda) {
-    require(options.overrides == nullptr, "routing overrides are not supported on a GPU; run this on the CPU");
-    return cuda_forward(ctx, config_, weights_, x, x_in.shape(), sequence, options.training);
-  }
+  require(!options.training || !weights_.experts.mixed(),
+          "quantized weights cannot be trained; load the model in f32 or bf16");
+  check_device(ctx, weights_.device(), "the layer's weights");
+  check_device(ctx, x.device(), "x");
+  require(x.dtype() == weights_.experts.dtype(), "x is {}, but the experts take {}", to_string(x.dtype()),
+          to_string(weights_.experts.dtype()));
   const MoeConfig config = options.overrides ? options.overrides->apply(config_) : config_;
-  const ops::ExpertWeights experts = expert_list(config, weights_);
+  const Index entries = weights_.experts.count(), shared = entries - config.routed_experts;
+  const bool dropped = config.shared_experts == 0 && shared > 0;  // the shared experts, by an override
+  const Experts experts = dropped ? weights_.experts.range(shared, entries) : weights_.experts;
 
-  const ops::Chosen chosen = gate_forward(ctx, config, x, weights_.gate, weights_.gate_bias, options.overrides);
-  const bool mixed = !experts.forms.empty();  // quantized weights: the shared experts are one wide one
-  require(!mixed || !options.training, "quantized weights cannot be trained; load the model in f32 or bf16");
-  Plan plan = make_plan(config, chosen, mixed ? std::min<Index>(1, config.shared_experts) : config.shared_experts);
+  auto [chosen, plan] = ops::gate(ctx, config, x, weights_.gate, weights_.gate_bias, dropped ? 0 : shared, options.training,
+                                  options.overrides);
   ops::ExpertActivations kept;
-  Tensor h(x.dtype(), {tokens * config.slots(), config.expert_size});  // [R, F]
-  ops::experts_gate_up(ctx, experts, plan.view(), x, h, options.training ? &kept : nullptr);
-
+  const Tensor h = ops::experts_gate_up(ctx, experts, plan, x, options.training ? &kept : nullptr);
   MoeForward out;
-  out.y = Tensor(x.dtype(), x_in.shape());
-  Tensor y = out.y.reshape(x.shape());
-  ops::experts_down_combine(ctx, experts, plan.view(), h, y);
+  out.y = ops::experts_down_combine(ctx, experts, plan, h).reshape(x_in.shape());
   out.routing = {chosen.experts, chosen.weights, chosen.scores};
   if (options.training) {
-    out.losses = balance_losses(config_, chosen, sequence);
+    out.losses = ops::balance_losses(ctx, config_, chosen, sequence);
     out.saved = std::make_shared<MoeForward::Saved>(
-        MoeForward::Saved{x, sequence, chosen, std::move(plan), std::move(kept), {}, {}, {}});
+        MoeForward::Saved{x, sequence, std::move(chosen), std::move(plan), std::move(kept)});
   }
   return out;
 }
 
-void MoeLayer::finish(Context& ctx, MoeForward& forward) const {
-  if (ctx.backend() == Backend::kCuda) cuda_finish(ctx, config_, forward);
-}
-
 Tensor MoeLayer::backward(Context& ctx, const Tensor& dy_in, const MoeForward& forward, MoeGradients& grads,
-                          float aux_scale) const {
+                          const MoeBackwardOptions& options) const {
   require(forward.saved != nullptr, "backward needs a forward with .training = true");
-  const MoeForward::Saved& saved = *forward.saved;
+  MoeForward::Saved& saved = *forward.saved;
+  require(!saved.used, "this forward pass already had its backward pass, which uses up what forward saved");
   const Tensor dy = as_tokens(config_, dy_in, "dy");  // [T, D]
   require(dy.shape() == saved.x.shape() && dy.dtype() == saved.x.dtype(), "dy is {} {}, but x was {} {}",
           to_string(dy.dtype()), dy_in.shape(), to_string(saved.x.dtype()), saved.x.shape());
-  check_devices(ctx, weights_, dy_in, "dy");
-  if (ctx.backend() == Backend::kCuda)
-    return cuda_backward(ctx, config_, weights_, dy, forward, grads, aux_scale).reshape(dy_in.shape());
-  const Plan& plan = saved.plan;
-  const ops::ExpertWeights experts = expert_list(config_, weights_);
-  ops::ExpertGrads expert_grads = expert_list(config_, grads);
+  check_device(ctx, dy.device(), "dy");
+  check_device(ctx, grads.gate.device(), "the gradients");
+  check_gradients(config_, grads);
+  saved.used = true;
 
-  const ops::ExpertRowGrads d = ops::experts_down_backward(ctx, experts, plan.view(), dy, saved.activations);
-  ops::experts_weight_backward(ctx, plan.view(), saved.x, dy, d, expert_grads);
+  ops::ExpertRowGrads d = ops::experts_down_backward(ctx, weights_.experts, saved.plan, dy, std::move(saved.activations));
+  ops::experts_weight_backward(ctx, saved.plan, saved.x, dy, d, grads.experts, options.accumulate);
+  Tensor dx = ops::gate_backward(
+      ctx, config_, saved.x, weights_.gate,
+      {saved.chosen, saved.plan, d.weight, saved.sequence_length, options.aux_scale, options.accumulate}, grads.gate);
+  return ops::experts_gate_up_backward(ctx, weights_.experts, saved.plan, d, std::move(dx)).reshape(dy_in.shape());
+}
 
-  Tensor dchosen(DType::kF32, {plan.tokens, config_.experts_per_token});
-  for (std::size_t i = 0; i < plan.slot_row.size(); ++i)
-    dchosen.data<float>()[i] = d.weight[static_cast<std::size_t>(plan.slot_row[i])];
-  const Tensor dscores = balance_backward(config_, saved.chosen, saved.sequence_length, aux_scale);
-
-  Tensor dx(DType::kF32, dy.shape());
-  gate_backward(ctx, config_, saved.x, weights_.gate, saved.chosen, dchosen, dscores,
-                router_z_backward(config_, saved.chosen, aux_scale), grads.gate, dx);
-  ops::experts_gate_up_backward(ctx, experts, plan.view(), d, dx);
-  return ops::converted(ctx, dx, dy.dtype()).reshape(dy_in.shape());
+BalanceLosses fetch_losses(Context& ctx, const MoeForward& forward) {
+  if (forward.losses.numel() == 0) return {};
+  const Tensor losses = ctx.fetch(forward.losses);
+  const double* const l = losses.data<double>();
+  return {l[0], l[1], l[2], l[3]};
 }
 
 }  // namespace dsmoe

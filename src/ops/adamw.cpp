@@ -1,6 +1,6 @@
 #include "ops/adamw.h"
 
-#include "core/fail.h"
+#include "ops/backend.h"
 
 namespace dsmoe::ops {
 
@@ -12,11 +12,16 @@ void adamw(Context& ctx, std::span<AdamTensor> tensors, const AdamOptions& optio
     require(t.stored.numel() == 0 || t.stored.shape() == t.weight.shape(), "[adamw] stored {} beside a weight of {}",
             t.stored.shape(), t.weight.shape());
   }
-  ctx.backend() == Backend::kRef ? ref::adamw(tensors, options) : cpu::adamw(ctx, tensors, options);
+  on_backend(
+      ctx, [&] { ref::adamw(tensors, options); }, [&] { cpu::adamw(ctx, tensors, options); }, not_on_cuda("adamw"));
 }
 
-double gradient_square(Context& ctx, std::span<const AdamTensor> tensors) {
-  return ctx.backend() == Backend::kRef ? ref::gradient_square(tensors) : cpu::gradient_square(ctx, tensors);
+Tensor gradient_square(Context& ctx, std::span<const AdamTensor> tensors) {
+  Tensor sum = ctx.empty(DType::kF64, {1});
+  on_backend(
+      ctx, [&] { sum.data<double>()[0] = ref::gradient_square(tensors); },
+      [&] { sum.data<double>()[0] = cpu::gradient_square(ctx, tensors); }, not_on_cuda("gradient_square"));
+  return sum;
 }
 
 }  // namespace dsmoe::ops

@@ -28,8 +28,8 @@ struct AdamOptions {
 
 void adamw(Context& ctx, std::span<AdamTensor> tensors, const AdamOptions& options);
 
-// The sum of squares of all gradients. Its order of summation is fixed by the sizes of the tensors alone.
-double gradient_square(Context& ctx, std::span<const AdamTensor> tensors);
+// The sum of squares of all gradients, [1] f64. Its order of summation is fixed by the sizes of the tensors alone.
+Tensor gradient_square(Context& ctx, std::span<const AdamTensor> tensors);
 
 namespace ref {
 void adamw(std::span<AdamTensor> tensors, const AdamOptions& options);

@@ -17,9 +17,10 @@ decltype(auto) on_backend(const Context& ctx, Ref&& ref, Cpu&& cpu, Cuda&& cuda)
   fail(ErrorCode::kInternal, "internal error: backend {} is unknown", static_cast<int>(ctx.backend()));
 }
 
-// The third argument of on_backend() for an op without a CUDA kernel.
-inline auto not_on_cuda(const char* op) {
-  return [op] { fail(ErrorCode::kUnsupported, "[{}] has no CUDA kernel yet; run this on the CPU", op); };
+// The third argument of on_backend() for an op without a CUDA kernel; Result is what the op returns.
+template <class Result = void>
+auto not_on_cuda(const char* op) {
+  return [op]() -> Result { fail(ErrorCode::kUnsupported, "[{}] has no CUDA kernel yet; run this on the CPU", op); };
 }
 
 }  // namespace dsmoe::ops

@@ -11,17 +11,13 @@ namespace dsmoe::ops {
 
 inline constexpr std::int32_t kIgnoredTarget = -100;  // a token that has no loss and no gradient
 
-struct CrossEntropy {
-  double loss_sum = 0;
-  Index count = 0;  // tokens that are not ignored
-};
-
-// logits [T, V] f32, targets [T] in [0, V) or kIgnoredTarget.
+// Returns [2] f64, where the work runs: the sum of the losses, and how many tokens are not ignored.
+// logits [T, V] f32, targets [T] i32 in [0, V) or kIgnoredTarget.
 // token_losses (optional) [T] f32: each token's loss, 0 where ignored.
 // dlogits (optional) [T, V] f32 or bf16: scale * (softmax - onehot), 0 where ignored; may be logits itself.
 // A loss that is NaN or infinite gives an Error with the token.
-CrossEntropy cross_entropy(Context& ctx, const Tensor& logits, std::span<const std::int32_t> targets,
-                           Tensor* token_losses = nullptr, Tensor* dlogits = nullptr, float scale = 1.0f);
+Tensor cross_entropy(Context& ctx, const Tensor& logits, const Tensor& targets, Tensor* token_losses = nullptr,
+                     Tensor* dlogits = nullptr, float scale = 1.0f);
 
 // losses [T]: written for the tokens that have a target.
 namespace ref {

@@ -1,37 +1,41 @@
 #include "ops/elementwise.h"
 
-#include "core/fail.h"
+#include "ops/backend.h"
 
 namespace dsmoe::ops {
 
 void add(Context& ctx, const Tensor& y, Tensor& x) {
   require(y.shape() == x.shape() && x.dtype() == DType::kF32,
-          "[add] {} cannot be added to {} {}, expected f32 of one shape", y.shape(), to_string(x.dtype()),
-          x.shape());
-  ctx.backend() == Backend::kRef ? ref::add(y, x) : cpu::add(ctx, y, x);
+          "[add] {} cannot be added to {} {}, expected f32 of one shape", y.shape(), to_string(x.dtype()), x.shape());
+  on_backend(
+      ctx, [&] { ref::add(y, x); }, [&] { cpu::add(ctx, y, x); }, not_on_cuda("add"));
 }
 
 void convert(Context& ctx, const Tensor& from, Tensor& to) {
   require(from.shape() == to.shape(), "[convert] shapes {} and {} differ", from.shape(), to.shape());
-  ctx.backend() == Backend::kRef ? ref::convert(from, to) : cpu::convert(ctx, from, to);
+  on_backend(
+      ctx, [&] { ref::convert(from, to); }, [&] { cpu::convert(ctx, from, to); }, not_on_cuda("convert"));
 }
 
 void add_bias(Context& ctx, const Tensor& bias, Tensor& y) {
-  require(y.rank() == 2 && bias.shape() == Shape({y.dim(1)}), "[add_bias] bias {} does not fit rows of {}",
-          bias.shape(), y.shape());
-  ctx.backend() == Backend::kRef ? ref::add_bias(bias, y) : cpu::add_bias(ctx, bias, y);
+  require(y.rank() == 2 && bias.shape() == Shape({y.dim(1)}), "[add_bias] bias {} does not fit rows of {}", bias.shape(),
+          y.shape());
+  on_backend(
+      ctx, [&] { ref::add_bias(bias, y); }, [&] { cpu::add_bias(ctx, bias, y); }, not_on_cuda("add_bias"));
 }
 
 void add_bias_backward(Context& ctx, const Tensor& dy, Tensor& dbias) {
   require(dy.rank() == 2 && dbias.shape() == Shape({dy.dim(1)}) && dbias.dtype() == DType::kF32,
           "[add_bias_backward] dbias is {} {}, expected f32 for rows of {}", to_string(dbias.dtype()), dbias.shape(),
           dy.shape());
-  ctx.backend() == Backend::kRef ? ref::add_bias_backward(dy, dbias) : cpu::add_bias_backward(ctx, dy, dbias);
+  on_backend(
+      ctx, [&] { ref::add_bias_backward(dy, dbias); }, [&] { cpu::add_bias_backward(ctx, dy, dbias); },
+      not_on_cuda("add_bias_backward"));
 }
 
 Tensor converted(Context& ctx, const Tensor& x, DType dtype) {
   if (x.dtype() == dtype) return x;
-  Tensor y(dtype, x.shape());
+  Tensor y = ctx.empty(dtype, x.shape());
   convert(ctx, x, y);
   return y;
 }

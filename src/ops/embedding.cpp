@@ -1,33 +1,40 @@
 #include "ops/embedding.h"
 
-#include "core/fail.h"
+#include "ops/backend.h"
 
 namespace dsmoe::ops {
 
 namespace {
 
-void check(const char* op, const Tensor& table, std::span<const std::int32_t> ids, const Tensor& x) {
-  const auto tokens = static_cast<Index>(ids.size());
+// On a GPU the kernel looks at the ids.
+void check(const char* op, const Tensor& table, const Tensor& ids, const Tensor& x) {
+  const Index tokens = ids.numel();
+  require(ids.dtype() == DType::kI32, "[{}] ids are {}, expected i32", op, to_string(ids.dtype()));
   require(table.rank() == 2 && x.shape() == Shape({tokens, table.dim(1)}) && x.dtype() == DType::kF32,
-          "[{}] {} ids, table {} and rows {} {} do not fit", op, tokens, table.shape(), to_string(x.dtype()),
-          x.shape());
-  for (std::size_t t = 0; t < ids.size(); ++t)
-    require(0 <= ids[t] && ids[t] < table.dim(0), "token {} has id {}, but the vocabulary has {} tokens", t, ids[t],
+          "[{}] {} ids, table {} and rows {} {} do not fit", op, tokens, table.shape(), to_string(x.dtype()), x.shape());
+  if (ids.device() != Device::kCpu) return;
+  const std::int32_t* const id = ids.data<std::int32_t>();
+  for (Index t = 0; t < tokens; ++t)
+    require(0 <= id[t] && id[t] < table.dim(0), "token {} has id {}, but the vocabulary has {} tokens", t, id[t],
             table.dim(0));
 }
 
 }  // namespace
 
-void embedding(Context& ctx, const Tensor& table, std::span<const std::int32_t> ids, Tensor& x) {
+void embedding(Context& ctx, const Tensor& table, const Tensor& ids, Tensor& x) {
   check("embedding", table, ids, x);
-  ctx.backend() == Backend::kRef ? ref::embedding(table, ids, x) : cpu::embedding(ctx, table, ids, x);
+  on_backend(
+      ctx, [&] { ref::embedding(table, ids.span<std::int32_t>(), x); },
+      [&] { cpu::embedding(ctx, table, ids.span<std::int32_t>(), x); }, not_on_cuda("embedding"));
 }
 
-void embedding_backward(Context& ctx, std::span<const std::int32_t> ids, const Tensor& dx, Tensor& dtable) {
+void embedding_backward(Context& ctx, const Tensor& ids, const Tensor& dx, Tensor& dtable) {
   check("embedding_backward", dtable, ids, dx);
   require(dtable.dtype() == DType::kF32, "[embedding_backward] the gradient is {}, expected f32",
           to_string(dtable.dtype()));
-  ctx.backend() == Backend::kRef ? ref::embedding_backward(ids, dx, dtable) : cpu::embedding_backward(ctx, ids, dx, dtable);
+  on_backend(
+      ctx, [&] { ref::embedding_backward(ids.span<std::int32_t>(), dx, dtable); },
+      [&] { cpu::embedding_backward(ctx, ids.span<std::int32_t>(), dx, dtable); }, not_on_cuda("embedding_backward"));
 }
 
 }  // namespace dsmoe::ops

@@ -50,8 +50,8 @@ struct Plan {
     Tensor token_sorted;   // [T, K] i32
   } tiles;
 
-  Index experts() const { return shared + routed; }
-  Index rows() const { return tokens * (shared + chosen); }
+  Index experts() const { return offset.numel() - 1; }
+  Index rows() const { return token.numel(); }
   ExpertRows view() const;  // of a plan in CPU memory
 };
 

@@ -1,6 +1,6 @@
 #include "ops/linear.h"
 
-#include "core/fail.h"
+#include "ops/backend.h"
 #include "ops/mixed.h"
 
 namespace dsmoe::ops {
@@ -14,6 +14,9 @@ void check(const char* op, const Tensor& rows, const Tensor& w, Index inner) {
           "[{}] operands must both be f32 or both bf16, got {} and {}", op, to_string(rows.dtype()), to_string(w.dtype()));
 }
 
+// f32 rows times a matrix in another dtype: ops/mixed.h.
+bool is_mixed(const Tensor& x, const Tensor& w) { return x.dtype() == DType::kF32 && w.dtype() != DType::kF32; }
+
 }  // namespace
 
 void linear(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y) {
@@ -24,7 +27,7 @@ void linear(Context& ctx, const Tensor& x, const Tensor& w, Tensor& y) {
 void linear(Context& ctx, const Tensor& x, std::span<const Projection> projections) {
   bool any_mixed = false, all_mixed = true;
   for (const auto& [w, y] : projections) {
-    const bool mixed = x.dtype() == DType::kF32 && w->dtype() != DType::kF32;
+    const bool mixed = is_mixed(x, *w);
     any_mixed = any_mixed || mixed, all_mixed = all_mixed && mixed;
     if (!mixed) check("linear", x, *w, w->dim(1));
     require(x.rank() == 2 && w->rank() == 2 && x.dim(1) == w->dim(1), "[linear] shapes {} and {} do not fit", x.shape(),
@@ -34,14 +37,19 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
     require(y->dtype() == DType::kF32 || y->dtype() == x.dtype(), "[linear] output must be f32 or {}",
             to_string(x.dtype()));
   }
-  if (ctx.backend() != Backend::kRef && !any_mixed) return cpu::linear(ctx, x, projections);
-  if (ctx.backend() != Backend::kRef && all_mixed) return cpu::linear_mixed(ctx, x, projections);
-  for (const Projection& p : projections) {
-    if (x.dtype() == DType::kF32 && p.w->dtype() != DType::kF32)
-      ctx.backend() == Backend::kRef ? ref::linear_mixed(x, *p.w, *p.y) : cpu::linear_mixed(ctx, x, {&p, 1});
-    else
-      ctx.backend() == Backend::kRef ? ref::linear(x, *p.w, *p.y) : cpu::linear(ctx, x, {&p, 1});
-  }
+  on_backend(
+      ctx,
+      [&] {
+        for (const Projection& p : projections)
+          is_mixed(x, *p.w) ? ref::linear_mixed(x, *p.w, *p.y) : ref::linear(x, *p.w, *p.y);
+      },
+      [&] {
+        if (!any_mixed) return cpu::linear(ctx, x, projections);
+        if (all_mixed) return cpu::linear_mixed(ctx, x, projections);
+        for (const Projection& p : projections)
+          is_mixed(x, *p.w) ? cpu::linear_mixed(ctx, x, {&p, 1}) : cpu::linear(ctx, x, {&p, 1});
+      },
+      not_on_cuda("linear"));
 }
 
 void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate) {
@@ -49,8 +57,9 @@ void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tens
   require(dx.shape() == Shape({dy.dim(0), w.dim(1)}) && dx.dtype() == DType::kF32,
           "[linear_backward_input] dx is {} {}, expected f32 [{}, {}]", to_string(dx.dtype()), dx.shape(), dy.dim(0),
           w.dim(1));
-  ctx.backend() == Backend::kRef ? ref::linear_backward_input(dy, w, dx, accumulate)
-                                 : cpu::linear_backward_input(ctx, dy, w, dx, accumulate);
+  on_backend(
+      ctx, [&] { ref::linear_backward_input(dy, w, dx, accumulate); },
+      [&] { cpu::linear_backward_input(ctx, dy, w, dx, accumulate); }, not_on_cuda("linear_backward_input"));
 }
 
 void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw) {
@@ -61,7 +70,9 @@ void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Ten
   require(dw.shape() == Shape({dy.dim(1), x.dim(1)}) && dw.dtype() == DType::kF32,
           "[linear_backward_weight] dW is {} {}, expected f32 [{}, {}]", to_string(dw.dtype()), dw.shape(), dy.dim(1),
           x.dim(1));
-  ctx.backend() == Backend::kRef ? ref::linear_backward_weight(dy, x, dw) : cpu::linear_backward_weight(ctx, dy, x, dw);
+  on_backend(
+      ctx, [&] { ref::linear_backward_weight(dy, x, dw); }, [&] { cpu::linear_backward_weight(ctx, dy, x, dw); },
+      not_on_cuda("linear_backward_weight"));
 }
 
 }  // namespace dsmoe::ops

@@ -19,14 +19,14 @@ void to_floats(DType dtype, const void* row, std::span<float> x);
 
 namespace ref {
 void linear_mixed(const Tensor& x, const Tensor& w, Tensor& y);
-void experts_gate_up_mixed(const ExpertWeights& w, const ExpertRows& rows, const Tensor& x, Tensor& h);
-void experts_down_combine_mixed(const ExpertWeights& w, const ExpertRows& rows, const Tensor& h, Tensor& y);
+void experts_gate_up_mixed(const Experts& w, const ExpertRows& rows, const Tensor& x, Tensor& h);
+void experts_down_combine_mixed(const Experts& w, const ExpertRows& rows, const Tensor& h, Tensor& y);
 }  // namespace ref
 
 namespace cpu {
 void linear_mixed(Context& ctx, const Tensor& x, std::span<const Projection> projections);
-void experts_gate_up_mixed(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& x, Tensor& h);
-void experts_down_combine_mixed(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& h, Tensor& y);
+void experts_gate_up_mixed(Context& ctx, const Experts& w, const ExpertRows& rows, const Tensor& x, Tensor& h);
+void experts_down_combine_mixed(Context& ctx, const Experts& w, const ExpertRows& rows, const Tensor& h, Tensor& y);
 }  // namespace cpu
 
 }  // namespace dsmoe::ops

@@ -1,6 +1,6 @@
 #include "ops/rms_norm.h"
 
-#include "core/fail.h"
+#include "ops/backend.h"
 
 namespace dsmoe::ops {
 
@@ -17,7 +17,9 @@ void check(const char* op, const Tensor& x, const Tensor& weight, const Tensor& 
 
 void rms_norm(Context& ctx, const Tensor& x, const Tensor& weight, float eps, Tensor& y) {
   check("rms_norm", x, weight, y);
-  ctx.backend() == Backend::kRef ? ref::rms_norm(x, weight, eps, y) : cpu::rms_norm(ctx, x, weight, eps, y);
+  on_backend(
+      ctx, [&] { ref::rms_norm(x, weight, eps, y); }, [&] { cpu::rms_norm(ctx, x, weight, eps, y); },
+      not_on_cuda("rms_norm"));
 }
 
 void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& weight, float eps, Tensor& dx,
@@ -28,8 +30,9 @@ void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Te
   require(dweight.shape() == weight.shape() && dweight.dtype() == DType::kF32,
           "[rms_norm_backward] dweight is {} {}, expected f32 {}", to_string(dweight.dtype()), dweight.shape(),
           weight.shape());
-  ctx.backend() == Backend::kRef ? ref::rms_norm_backward(dy, x, weight, eps, dx, dweight)
-                                 : cpu::rms_norm_backward(ctx, dy, x, weight, eps, dx, dweight);
+  on_backend(
+      ctx, [&] { ref::rms_norm_backward(dy, x, weight, eps, dx, dweight); },
+      [&] { cpu::rms_norm_backward(ctx, dy, x, weight, eps, dx, dweight); }, not_on_cuda("rms_norm_backward"));
 }
 
 }  // namespace dsmoe::ops

@@ -85,10 +85,9 @@ bool normalises(const MoeConfig& c) { return c.norm_topk_prob && c.experts_per_t
 Chosen route(Context& ctx, const MoeConfig& c, const Tensor& logits, const Tensor& bias,
              const RoutingOverrides* overrides) {
   const Index tokens = logits.dim(0), e = c.routed_experts, k = c.experts_per_token;
-  require(logits.shape() == Shape({tokens, e}), "[route] logits are {}, expected [{}, {}]", logits.shape(), tokens,
+  require(logits.shape() == Shape({tokens, e}), "[route] logits are {}, expected [{}, {}]", logits.shape(), tokens, e);
+  require(!c.selection_bias || bias.shape() == Shape({e}), "[route] the selection bias is {}, expected [{}]", bias.shape(),
           e);
-  require(!c.selection_bias || bias.shape() == Shape({e}), "[route] the selection bias is {}, expected [{}]",
-          bias.shape(), e);
   Chosen out{Tensor(DType::kF32, {tokens, e}), Tensor(DType::kI32, {tokens, k}), Tensor(DType::kF32, {tokens, k})};
   if (c.router_z_alpha > 0) out.lse = Tensor(DType::kF32, {tokens});
   float *const all_scores = out.scores.data<float>(), *const weights = out.weights.data<float>();
@@ -133,8 +132,8 @@ Chosen route(Context& ctx, const MoeConfig& c, const Tensor& logits, const Tenso
   return out;
 }
 
-Tensor route_backward(Context& ctx, const MoeConfig& c, const Chosen& chosen, const Tensor& dweights,
-                      const Tensor& dscores, const Tensor& dlse) {
+Tensor route_backward(Context& ctx, const MoeConfig& c, const Chosen& chosen, const Tensor& dweights, const Tensor& dscores,
+                      const Tensor& dlse) {
   const Index tokens = chosen.scores.dim(0), e = c.routed_experts, k = c.experts_per_token;
   Tensor dlogits(DType::kF32, {tokens, e});
   float* const out = dlogits.data<float>();

@@ -1,23 +1,10 @@
-// From gate logits to each token's experts, and the gradient back to the logits. T tokens, E routed experts,
-// K chosen. Sums and exponentials in f32 or wider whatever the model's dtype.
+// From gate logits to each token's experts, and the gradient back to the logits, on the CPU: two steps of the gate
+// (ops/gate.h). T tokens, E routed experts, K chosen. Sums and exponentials in f32 or wider whatever the model's dtype.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-
-#include "dsmoe/context.h"
-#include "dsmoe/moe_config.h"
-#include "dsmoe/routing_overrides.h"
-#include "dsmoe/tensor.h"
+#include "ops/gate.h"
 
 namespace dsmoe::ops {
-
-struct Chosen {
-  Tensor scores;   // [T, E] f32: softmax or sigmoid of the logits
-  Tensor experts;  // [T, K] i32, best first; the lower index wins ties
-  Tensor weights;  // [T, K] f32: scores of the chosen, normalised and scaled as the config says
-  Tensor lse;      // [T] f32: log of the sum of e^logit; only with router_z_alpha
-};
 
 // bias [E] f32 (may be empty) is added to the scores for choosing only.
 // NaN or infinite logits give an Error with the layer and the token.

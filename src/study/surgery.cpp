@@ -49,24 +49,25 @@ Tensor group_router(const Parameter& p, Index group, std::uint64_t seed) {
   return t;
 }
 
-// Gate, up or down of a SwiGLU.
-Tensor ExpertTensors::*member_of(ParameterKind kind) {
-  switch (kind) {
+// The dense MLP's matrix of the same kind as an expert's.
+Parameter dense_of(const Parameter& p) {
+  Parameter dense{.name = p.name, .layer = p.layer};
+  switch (p.kind) {
     case ParameterKind::kExpertGate:
-    case ParameterKind::kSharedGate: return &ExpertTensors::gate_proj;
+    case ParameterKind::kSharedGate: dense.kind = ParameterKind::kDenseGate; break;
     case ParameterKind::kExpertUp:
-    case ParameterKind::kSharedUp: return &ExpertTensors::up_proj;
-    default: return &ExpertTensors::down_proj;
+    case ParameterKind::kSharedUp: dense.kind = ParameterKind::kDenseUp; break;
+    default: dense.kind = ParameterKind::kDenseDown; break;
   }
+  return dense;
 }
 
 }  // namespace
 
 ModelWeights Surgery::weights() const {
-  ModelWeights w = empty_weights(config);
+  ModelWeights w = empty_weights(config, DType::kF32);
   const std::vector<Parameter> parameters = parameter_list(config);
-  for (std::size_t i = 0; i < parameters.size(); ++i) w.at(parameters[i]) = tensor(parameters[i], i).to(DType::kF32);
-  if (config.tie_word_embeddings) w.head = w.embedding;
+  for (std::size_t i = 0; i < parameters.size(); ++i) w.view(parameters[i]).assign(tensor(parameters[i], i));
   return w;
 }
 
@@ -110,7 +111,7 @@ Surgery prune(const LoadedModel& model, const std::vector<std::vector<Index>>& k
   out.tensor = [source = std::make_shared<ModelWeights>(model.weights), by_layer](const Parameter& p,
                                                                                   std::size_t) -> Tensor {
     if (is_router(p.kind)) {
-      const Tensor gate = source->at(p).to(DType::kF32);
+      const Tensor gate = source->dense(p).to(DType::kF32);
       const std::vector<Index>& k = by_layer[static_cast<std::size_t>(p.layer)];
       Tensor rows(DType::kF32, p.shape);
       const Index width = rows.numel() / p.shape[0];
@@ -121,7 +122,7 @@ Surgery prune(const LoadedModel& model, const std::vector<std::vector<Index>>& k
     Parameter original = p;
     if (is_routed_expert(p.kind))
       original.expert = by_layer[static_cast<std::size_t>(p.layer)][static_cast<std::size_t>(p.expert)];
-    return source->at(original);
+    return source->dense(original);
   };
   return out;
 }
@@ -164,10 +165,9 @@ Surgery upcycle(std::span<const LoadedModel> models, const UpcycleOptions& o) {
   for (const LoadedModel& m : models) sources.push_back(std::make_shared<ModelWeights>(m.weights));
   out.tensor = [sources, o, group, width](const Parameter& p, std::size_t) -> Tensor {
     if (p.kind == ParameterKind::kRouter) return group_router(p, group, o.seed);
-    const auto layer = static_cast<std::size_t>(std::max<Index>(p.layer, 0));
     // Slices [begin, end) of a model's dense layer; those of the routed experts come after the shared ones.
     const auto slices = [&](const ModelWeights& w, Index begin, Index end, float factor) {
-      const Tensor& whole = w.layers[layer].mlp.*member_of(p.kind);
+      const Tensor whole = w.dense(dense_of(p));
       const bool down = p.kind == ParameterKind::kExpertDown || p.kind == ParameterKind::kSharedDown;
       return down ? columns_f32(whole, begin * width, end * width, factor) : rows_f32(whole, begin * width, end * width);
     };
@@ -176,7 +176,7 @@ Surgery upcycle(std::span<const LoadedModel> models, const UpcycleOptions& o) {
       return slices(*sources[static_cast<std::size_t>(copy) % sources.size()], slice, slice + 1, static_cast<float>(group));
     }
     std::vector<Tensor> parts;
-    for (const auto& w : sources) parts.push_back(is_shared_expert(p.kind) ? slices(*w, 0, o.shared, 1) : w->at(p));
+    for (const auto& w : sources) parts.push_back(is_shared_expert(p.kind) ? slices(*w, 0, o.shared, 1) : w->dense(p));
     return mean_of(parts);
   };
   return out;

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <unordered_set>
 
 #include "core/fail.h"
 #include "core/log.h"
@@ -12,16 +12,6 @@
 namespace dsmoe::train {
 
 namespace {
-
-ModelWeights owned_weights(const ModelConfig& config, ModelWeights weights, DType dtype) {
-  for (const Parameter& p : parameter_list(config)) {
-    Tensor& t = weights.at(p);
-    const Tensor now = t.to(stored_dtype(p.kind, dtype));
-    t = now.raw() == t.raw() ? t.clone() : now;  // it may be a view of a file
-  }
-  if (config.tie_word_embeddings) weights.head = weights.embedding;
-  return weights;
-}
 
 ModelConfig checked(ModelConfig config) {
   if (config.attention_dropout > 0)
@@ -86,49 +76,32 @@ Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const T
     : ctx_(ctx),
       options_(options),
       schedule_(parse_schedule(options.lr_schedule)),
-      model_(checked(config),
-             owned_weights(config, std::move(weights), options.dtype == "bf16" ? DType::kBF16 : DType::kF32)),
+      model_(checked(config), owned_copy(config, weights, options.dtype == "bf16" ? DType::kBF16 : DType::kF32)),
       grads_(zero_gradients(config)) {
   options.validate();
   require(options.bias_update_speed == 0 || config.selection_bias(),
           "--bias-update-speed is {}, but the model has no selection bias (topk_method \"noaux_tc\" in config.json)",
           options.bias_update_speed);
   const std::vector<Parameter> parameters = parameter_list(model_.config());
-  std::vector<bool> fixed = frozen(parameters, options.freeze);
-  if (options.lora_rank > 0) {
-    lora_ = Lora(model_.config(), model_.weights(), options.lora_rank, options.lora_alpha, options.seed);
-    std::erase_if(lora_.adapters(), [&](const Adapter& adapter) {
-      const auto at = std::find_if(parameters.begin(), parameters.end(),
-                                   [&](const Parameter& p) { return p.name == adapter.parameter.name; });
-      return fixed[static_cast<std::size_t>(at - parameters.begin())];
-    });
-    fixed.assign(fixed.size(), true);
-    for (Adapter& adapter : lora_.adapters()) {
-      add_slot(adapter.parameter.name + ".lora_a", adapter.a, adapter.da, Tensor(), /*decay=*/true, /*in_model=*/false);
-      add_slot(adapter.parameter.name + ".lora_b", adapter.b, adapter.db, Tensor(), /*decay=*/true, /*in_model=*/false);
-    }
+  const std::vector<bool> fixed = frozen(parameters, options.freeze);
+  const bool adapters = options.lora_rank > 0;
+  if (adapters) {
+    std::unordered_set<std::string> kept;
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      if (!fixed[i]) kept.insert(parameters[i].name);
+    lora_ = Lora(model_.config(), model_.weights(), options.lora_rank, options.lora_alpha, options.seed,
+                 [&](const Parameter& p) { return kept.contains(p.name); });
+    trained_.add(lora_.entries());
   }
+  std::vector<TrainedTensors::Entry> entries;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
-    if (!has_gradient(p.kind)) continue;
-    if (fixed[i]) {
-      unused_.push_back(grads_.at(p));
-      continue;
-    }
-    Tensor w = model_.weights().at(p);
-    const bool rounded = w.dtype() != DType::kF32;
-    add_slot(p.name, rounded ? w.to(DType::kF32) : w, grads_.at(p), rounded ? w : Tensor(),
-             !is_norm(p.kind) && !is_bias(p.kind),
-             /*in_model=*/!rounded);
+    if (has_gradient(p.kind))
+      entries.push_back({p.name, model_.weights().view(p), grads_.view(p), !is_norm(p.kind) && !is_bias(p.kind),
+                         /*in_model=*/true, /*trained=*/!adapters && !fixed[i]});
   }
-  require(!tensors_.empty(), "nothing is left to train: every parameter is frozen");
-}
-
-void Trainer::add_slot(std::string name, Tensor weight, Tensor gradient, Tensor stored, bool decay, bool in_model) {
-  const Shape shape = weight.shape();
-  tensors_.push_back({std::move(weight), std::move(gradient), Tensor::zeros(DType::kF32, shape),
-                      Tensor::zeros(DType::kF32, shape), std::move(stored), decay});
-  slots_.push_back({std::move(name), in_model});
+  trained_.add(std::move(entries));
+  require(!trained_.empty(), "nothing is left to train: every parameter is frozen");
 }
 
 StepResult Trainer::step(std::span<const Batch> passes) {
@@ -160,15 +133,13 @@ StepResult Trainer::step(std::span<const Batch> passes) {
                               options_.schedule_steps > 0 ? options_.schedule_steps : options_.steps);
   // The little addend is PyTorch's.
   const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (result.grad_norm + 1e-6)) : 1.0;
-  ops::adamw(ctx_, tensors_,
-             {.rate = result.rate,
-              .beta1 = options_.beta1,
-              .beta2 = options_.beta2,
-              .epsilon = options_.epsilon,
-              .weight_decay = options_.weight_decay,
-              .grad_scale = clip,
-              .step = step_ + 1});
-  for (Tensor& g : unused_) std::memset(g.raw_mutable(), 0, g.bytes());
+  trained_.step(ctx_, {.rate = result.rate,
+                       .beta1 = options_.beta1,
+                       .beta2 = options_.beta2,
+                       .epsilon = options_.epsilon,
+                       .weight_decay = options_.weight_decay,
+                       .grad_scale = clip,
+                       .step = step_ + 1});
   if (!lora_.empty()) lora_.merge(ctx_, model_.weights());
   if (options_.bias_update_speed > 0) update_selection_bias(load);
   ++step_;
@@ -178,7 +149,7 @@ StepResult Trainer::step(std::span<const Batch> passes) {
 // Brings the gradients to where AdamW looks, and returns their norm.
 double Trainer::finish_gradients(std::span<const Batch> passes) {
   if (!lora_.empty()) lora_.gradients(ctx_, grads_);
-  const double norm = std::sqrt(ops::gradient_square(ctx_, tensors_));
+  const double norm = trained_.gradient_norm(ctx_);
   if (!std::isfinite(norm)) fail_not_finite(passes, fmt::format("the norm of the gradients is {}", norm));
   return norm;
 }
@@ -191,7 +162,7 @@ void Trainer::update_selection_bias(const std::vector<std::vector<std::int64_t>>
     if (load[l].empty()) continue;
     std::int64_t total = 0;
     for (const std::int64_t n : load[l]) total += n;
-    float* const bias = model_.weights().layers[l].moe.gate_bias.data<float>();
+    float* const bias = model_.weights().layers[l].gate_bias.data<float>();
     for (std::size_t e = 0; e < load[l].size(); ++e) {
       const std::int64_t over = load[l][e] * static_cast<std::int64_t>(load[l].size()) - total;
       bias[e] -= speed * static_cast<float>((over > 0) - (over < 0));
@@ -218,7 +189,7 @@ void Trainer::fail_not_finite(std::span<const Batch> passes, const std::string& 
   // All outputs are finite: then a gradient is not. Backward comes from the end of the model.
   const std::vector<Parameter> parameters = parameter_list(model_.config());
   for (auto p = parameters.rbegin(); p != parameters.rend() && where.empty(); ++p)
-    if (has_gradient(p->kind) && !finite(grads_.at(*p)))
+    if (has_gradient(p->kind) && !finite(grads_.dense(*p)))
       where = fmt::format("{}the gradient of {} is the first that is not finite",
                           p->layer >= 0 ? fmt::format("layer {}: ", p->layer) : "", p->name);
   fail(ErrorCode::kNumeric,
@@ -252,18 +223,12 @@ Evaluation Trainer::evaluate(const Dataset& data, Index sequences) const {
   return result;
 }
 
-Index Trainer::trained_parameters() const {
-  Index n = 0;
-  for (const ops::AdamTensor& t : tensors_) n += t.weight.numel();
-  return n;
-}
+Index Trainer::trained_parameters() const { return trained_.trained_numbers(); }
 
 std::size_t Trainer::state_bytes() const {
-  std::size_t bytes = 0;
+  std::size_t bytes = trained_.bytes();
   for (const Parameter& p : parameter_list(model_.config()))
     bytes += static_cast<std::size_t>(p.shape.numel()) * (size_of(model_.dtype()) + sizeof(float));
-  for (std::size_t i = 0; i < tensors_.size(); ++i)
-    bytes += tensors_[i].weight.bytes() * (2 + (slots_[i].in_model ? 0 : 1));
   return bytes;
 }
 

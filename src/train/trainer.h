@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "model/transformer.h"
-#include "ops/adamw.h"
 #include "train/dataset.h"
 #include "train/lora.h"
 #include "train/options.h"
 #include "train/schedule.h"
+#include "train/trained_tensors.h"
 
 namespace dsmoe::train {
 
@@ -57,16 +57,10 @@ class Trainer {
   void load_state(const std::filesystem::path& folder);
 
  private:
-  struct Slot {  // one tensor that AdamW moves
-    std::string name;
-    bool in_model;  // its weight is the model's own tensor, saved with it
-  };
-
-  void add_slot(std::string name, Tensor weight, Tensor gradient, Tensor stored, bool decay, bool in_model);
   double finish_gradients(std::span<const Batch> passes);
   void update_selection_bias(const std::vector<std::vector<std::int64_t>>& load);
   [[noreturn]] void fail_not_finite(std::span<const Batch> passes, const std::string& what);
-  void each_state(const std::function<void(const std::string& name, Tensor& tensor)>& visit);
+  void each_state(const std::function<void(const std::string& name, const TensorView& view)>& visit) const;
 
   Context& ctx_;
   TrainOptions options_;
@@ -74,9 +68,7 @@ class Trainer {
   Transformer model_;
   ModelGradients grads_;
   Lora lora_;
-  std::vector<ops::AdamTensor> tensors_;
-  std::vector<Slot> slots_;
-  std::vector<Tensor> unused_;  // gradients that no slot has: they are computed, and cleared after each step
+  TrainedTensors trained_;
   Index step_ = 0;
 };
 

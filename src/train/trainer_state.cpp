@@ -1,6 +1,4 @@
 // What of a trainer is kept in a checkpoint.
-#include <cstring>
-
 #include "core/fail.h"
 #include "io/atomic_file.h"
 #include "io/json_text.h"
@@ -18,27 +16,22 @@ constexpr const char* kStep = "step.json";
 
 }  // namespace
 
-// Master weights and adapters are not in the model's files; of adapters the weights that they are added to neither.
-void Trainer::each_state(const std::function<void(const std::string& name, Tensor& tensor)>& visit) {
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (!slots_[i].in_model) visit("master." + slots_[i].name, tensors_[i].weight);
-    visit("m." + slots_[i].name, tensors_[i].m);
-    visit("v." + slots_[i].name, tensors_[i].v);
-  }
-  for (Adapter& adapter : lora_.adapters()) visit("base." + adapter.parameter.name, adapter.base);
+// Master weights and adapters are not in the model's files, nor are the weights that adapters are added to.
+void Trainer::each_state(const std::function<void(const std::string& name, const TensorView& view)>& visit) const {
+  trained_.each_state(visit);
+  for (const Adapter& adapter : lora_.adapters()) visit("base." + adapter.parameter.name, TensorView(adapter.base));
 }
 
 void Trainer::save(const std::filesystem::path& folder) const {
-  auto& self = const_cast<Trainer&>(*this);  // each_state and at() hand out writable tensors; nothing is written
   save_model(
-      folder, model_.config(), model_.dtype(), [&](const Parameter& p, std::size_t) { return self.model_.weights().at(p); },
+      folder, model_.config(), model_.dtype(), [&](const Parameter& p, std::size_t) { return model_.weights().dense(p); },
       io::kDefaultShardBytes);
   const std::filesystem::path trainer = folder / "trainer";
   std::filesystem::create_directories(trainer);
   std::vector<io::TensorSpec> specs;
-  self.each_state([&](const std::string& name, const Tensor& t) { specs.push_back({name, t.dtype(), t.shape()}); });
+  each_state([&](const std::string& name, const TensorView& v) { specs.push_back({name, v.tensor.dtype(), v.shape}); });
   io::SafetensorsWriter writer(trainer / kTensors, specs);
-  self.each_state([&](const std::string& name, const Tensor& t) { writer.write(name, t); });
+  each_state([&](const std::string& name, const TensorView& v) { writer.write(name, v.dense()); });
   writer.finish();
   const nlohmann::ordered_json state = {{"format", 1}, {"steps_done", step_}};
   io::write_file_atomically(trainer / kStep, state.dump(2) + "\n");
@@ -48,16 +41,16 @@ void Trainer::load_state(const std::filesystem::path& folder) {
   const std::filesystem::path trainer = folder / "trainer";
   const io::SafetensorsFile file = io::SafetensorsFile::open(trainer / kTensors);
   std::size_t expected = 0;
-  each_state([&](const std::string& name, Tensor& t) {
+  each_state([&](const std::string& name, const TensorView& v) {
     ++expected;
     if (!file.contains(name))
       fail(ErrorCode::kFormat, "{} has no {}; was the run started with other --dtype, --freeze or --lora-rank?",
            file.path(), name);
     const Tensor stored = file.tensor(name);
-    if (stored.shape() != t.shape() || stored.dtype() != t.dtype())
+    if (stored.shape() != v.shape || stored.dtype() != v.tensor.dtype())
       fail(ErrorCode::kFormat, "{}: {} is {} {}, expected {} {}", file.path(), name, to_string(stored.dtype()),
-           stored.shape(), to_string(t.dtype()), t.shape());
-    std::memcpy(t.raw_mutable(), stored.raw(), stored.bytes());
+           stored.shape(), to_string(v.tensor.dtype()), v.shape);
+    v.assign(stored);
   });
   if (file.names().size() != expected)
     fail(ErrorCode::kFormat,

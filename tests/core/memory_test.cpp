@@ -9,7 +9,8 @@ namespace dsmoe {
 namespace {
 
 TEST(Memory, IsAlignedAndWholeForAllSizes) {
-  for (const std::size_t bytes : {std::size_t{1}, std::size_t{65}, std::size_t{65535}, std::size_t{70001}, std::size_t{5000003}}) {
+  for (const std::size_t bytes :
+       {std::size_t{1}, std::size_t{65}, std::size_t{65535}, std::size_t{70001}, std::size_t{5000003}}) {
     for (int again = 0; again < 2; ++again) {  // the second block may be one that was given back
       const auto memory = allocate_memory(bytes);
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory.get()) % 64, 0u);

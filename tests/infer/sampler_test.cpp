@@ -20,7 +20,8 @@ std::map<int, int> histogram(const SamplerOptions& options, const std::vector<fl
 }
 
 SamplerOptions plain() {
-  return {.repetition_penalty = 1, .repetition_window = 64, .top_k = 0, .top_p = 1, .min_p = 0, .temperature = 1, .seed = 3};
+  return {
+      .repetition_penalty = 1, .repetition_window = 64, .top_k = 0, .top_p = 1, .min_p = 0, .temperature = 1, .seed = 3};
 }
 
 TEST(Sampler, DrawsByProbability) {

@@ -40,8 +40,8 @@ class GgufModel : public ::testing::Test {
   std::filesystem::path write(const ModelConfig& c, const char* type = "f32", const ModelWeights* weights = nullptr) {
     const auto path = dir_ / fmt::format("{}.gguf", files_++);
     ModelWeights w = weights ? *weights : random_weights(c, 5, DType::kF32, ctx_);
-    write_gguf(ctx_, path, c, metadata(c), gguf_file_type(type), [&](const Parameter& p, std::size_t) { return w.at(p); },
-               {}, {});
+    write_gguf(ctx_, path, c, metadata(c), gguf_file_type(type),
+               [&](const Parameter& p, std::size_t) { return w.dense(p); }, {}, {});
     return path;
   }
   static GgufMetadata metadata(const ModelConfig& c) {
@@ -211,10 +211,10 @@ TEST_F(GgufModel, EveryParameterComesBackBitForBit) {
   ModelWeights want = random_weights(c, 5, DType::kF32, ctx_);
   const GgufFile f = GgufFile::open(write(c));
   ModelWeights got = load_gguf_weights(f, c);
-  for (const Parameter& p : parameter_list(c)) EXPECT_TRUE(test::same_bits(got.at(p), want.at(p))) << p.name;
+  for (const Parameter& p : parameter_list(c)) EXPECT_TRUE(test::same_bits(got.dense(p), want.dense(p))) << p.name;
   EXPECT_EQ(f.tensor("blk.2.ffn_down_exps.weight").shape(), Shape({5, 64, 32}));
   // Experts are slices of the map, and nothing but the rows that change places is copied.
-  EXPECT_EQ(got.layers[2].moe.routed[3].down_proj.raw(), f.tensor("blk.2.ffn_down_exps.weight").rows(3, 4).raw());
+  EXPECT_EQ(got.layers[2].experts.down_matrix(2 + 3).data, f.tensor("blk.2.ffn_down_exps.weight").rows(3, 4).raw());
   EXPECT_EQ(got.embedding.raw(), f.tensor("token_embd.weight").raw());
   EXPECT_NE(got.layers[0].q.weight.raw(), f.tensor("blk.0.attn_q.weight").raw());
 
@@ -225,16 +225,16 @@ TEST_F(GgufModel, EveryParameterComesBackBitForBit) {
     const DType dtype = gguf_file_type(type).dtype;
     for (const Parameter& p : parameter_list(c)) {
       const bool matrix = p.shape.rank() == 2 && p.kind != ParameterKind::kRouter;
-      EXPECT_EQ(plain.at(p).dtype(), DType::kF32);
+      EXPECT_EQ(plain.dense(p).dtype(), DType::kF32);
       if (matrix && p.kind != ParameterKind::kHead) {
-        EXPECT_EQ(stored.at(p).dtype(), dtype) << p.name;
+        EXPECT_EQ(stored.dense(p).dtype(), dtype) << p.name;
       }
       std::vector<float> row(static_cast<std::size_t>(p.shape[p.shape.rank() - 1]));
-      std::vector<char> bytes(row_bytes(stored.at(p).dtype(), static_cast<Index>(row.size())));
-      write_row(stored.at(p).dtype(), {want.at(p).data<float>(), row.size()}, bytes.data());
-      EXPECT_EQ(std::memcmp(bytes.data(), stored.at(p).raw(), bytes.size()), 0) << type << " " << p.name;
-      ops::to_floats(stored.at(p).dtype(), stored.at(p).raw(), row);
-      EXPECT_EQ(std::memcmp(row.data(), plain.at(p).raw(), row.size() * 4), 0) << type << " " << p.name;
+      std::vector<char> bytes(row_bytes(stored.dense(p).dtype(), static_cast<Index>(row.size())));
+      write_row(stored.dense(p).dtype(), {want.dense(p).data<float>(), row.size()}, bytes.data());
+      EXPECT_EQ(std::memcmp(bytes.data(), stored.dense(p).raw(), bytes.size()), 0) << type << " " << p.name;
+      ops::to_floats(stored.dense(p).dtype(), stored.dense(p).raw(), row);
+      EXPECT_EQ(std::memcmp(row.data(), plain.dense(p).raw(), row.size() * 4), 0) << type << " " << p.name;
     }
   }
 }
@@ -261,7 +261,7 @@ TEST_F(GgufModel, TheSameLogitsAsFromAFolder) {
     ModelWeights w = random_weights(c, 5, dtype, ctx_);
     const auto folder = dir_ / fmt::format("folder-{}", to_string(dtype));
     save_model(
-        folder, c, dtype, [&](const Parameter& p, std::size_t) { return w.at(p); }, 1 << 30);
+        folder, c, dtype, [&](const Parameter& p, std::size_t) { return w.dense(p); }, 1 << 30);
     const auto logits = [&](const std::filesystem::path& path, Storage storage) {
       const Transformer model = Transformer::load(path, {}, {storage});
       EXPECT_EQ(model.dtype(), dtype);

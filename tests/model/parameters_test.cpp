@@ -88,8 +88,8 @@ TEST(ParameterList, ASelectionBiasIsF32AndHasNoGradient) {
     ++found;
     EXPECT_EQ(p.name, "model.layers." + std::to_string(p.layer) + ".mlp.gate.e_score_correction_bias");
     EXPECT_EQ(p.shape, Shape({30}));
-    EXPECT_EQ(weights.at(p).dtype(), DType::kF32);
-    for (const float b : weights.at(p).span<float>()) EXPECT_EQ(b, 0.0f);
+    EXPECT_EQ(weights.dense(p).dtype(), DType::kF32);
+    for (const float b : weights.dense(p).span<float>()) EXPECT_EQ(b, 0.0f);
   }
   EXPECT_EQ(found, 3);
   EXPECT_EQ(zero_gradients(c).layers.size(), 4u);

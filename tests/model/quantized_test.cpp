@@ -24,22 +24,25 @@ ModelConfig small_config() {
 
 // As a file would have it: norms and router f32, matrices whose rows are no whole blocks in another type.
 ModelWeights quantized(const ModelConfig& config, DType dtype, Context& ctx) {
-  ModelWeights w = random_weights(config, 5, DType::kF32, ctx);
-  for (const Parameter& p : parameter_list(config)) {
+  const ModelWeights plain = random_weights(config, 5, DType::kF32, ctx);
+  const std::vector<Parameter> parameters = parameter_list(config);
+  std::vector<Tensor> tensors;
+  for (const Parameter& p : parameters) {
+    const Tensor from = plain.dense(p);
+    tensors.push_back(from);
     if (p.shape.rank() != 2 || p.kind == ParameterKind::kRouter) continue;
-    const Tensor from = w.at(p);
     const DType here = p.shape[1] % block_of(dtype).numbers == 0 ? dtype
                        : dtype == DType::kQ4_K                   ? DType::kQ5_0
                                                                  : DType::kQ8_0;
     if (!is_quantized(here)) {
-      w.at(p) = from.to(here);
+      tensors.back() = from.to(here);
       continue;
     }
     Tensor to(here, p.shape);
     ops::quantize_row(here, from.span<float>(), to.raw_mutable());
-    w.at(p) = to;
+    tensors.back() = to;
   }
-  return w;
+  return listed_weights(config, parameters, std::move(tensors));
 }
 
 Tensor logits_of(Context& ctx, const Transformer& model, std::span<const std::int32_t> ids, Index chunk,
@@ -109,11 +112,18 @@ INSTANTIATE_TEST_SUITE_P(Types, QuantizedModel,
 TEST(QuantizedWeights, OneLayerMayMixTypesButNotF32AndBf16Alone) {
   Context ctx(1);
   const ModelConfig config = small_config();
-  ModelWeights w = quantized(config, DType::kQ4_0, ctx);
-  w.layers[1].moe.routed[2].down_proj = random_weights(config, 5, DType::kBF16, ctx).layers[1].moe.routed[2].down_proj;
-  EXPECT_NO_THROW(Transformer(config, w));
-  ModelWeights plain = random_weights(config, 5, DType::kF32, ctx);
-  plain.layers[1].moe.routed[2].down_proj = w.layers[1].moe.routed[2].down_proj;
+  // Routed expert 2 of layer 1 with another down_proj.
+  const auto with_bf16 = [&](const ModelWeights& from) {
+    const std::vector<Parameter> parameters = parameter_list(config);
+    std::vector<Tensor> tensors;
+    for (const Parameter& p : parameters) {
+      const bool other = p.kind == ParameterKind::kExpertDown && p.layer == 1 && p.expert == 2;
+      tensors.push_back(other ? random_weights(config, 5, DType::kBF16, ctx).dense(p) : from.dense(p));
+    }
+    return listed_weights(config, parameters, std::move(tensors));
+  };
+  EXPECT_NO_THROW(Transformer(config, with_bf16(quantized(config, DType::kQ4_0, ctx))));
+  const ModelWeights plain = with_bf16(random_weights(config, 5, DType::kF32, ctx));
   EXPECT_TRUE(testing::throws_error([&] { Transformer(config, plain); }, {"experts.2.down_proj", "bf16", "f32"}));
 }
 

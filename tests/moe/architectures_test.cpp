@@ -2,8 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "dsmoe/segmentation.h"
-#include "moe/gate.h"
-#include "moe/plan.h"
+#include "ops/gate.h"
 #include "support/moe_case.h"
 
 namespace dsmoe {
@@ -17,16 +16,13 @@ Count count(const Architecture& a, Index hidden, Index tokens) {
   const MoeConfig c = test::moe_config(hidden, a.width, a.routed, a.active, a.shared);
   const MoeWeights w = test::moe_weights(c, DType::kF32, 1);
   Count n;
-  const auto add = [&](const ExpertTensors& e) {
-    n.parameters += e.gate_proj.numel() + e.up_proj.numel() + e.down_proj.numel();
-  };
-  for (const ExpertTensors& e : w.routed) add(e);
-  if (a.shared > 0) add(w.shared);
+  n.parameters = w.experts.gate_up().numel() + w.experts.down().numel();
   Context ctx(1);
-  const Plan plan =
-      make_plan(c, gate_forward(ctx, c, test::random_tensor(DType::kF32, {tokens, hidden}, 2), w.gate, w.gate_bias));
+  const Tensor x = test::random_tensor(DType::kF32, {tokens, hidden}, 2);
+  const ops::Plan plan = ops::gate(ctx, c, x, w.gate, w.gate_bias, c.shared_experts, /*training=*/false).plan;
   // A row of the plan meets every entry of one expert's three matrices once.
-  for (Index e = 0; e < c.all_experts(); ++e) n.multiply_adds += plan.count(e) * 3 * a.width * hidden;
+  n.multiply_adds = plan.rows() * 3 * a.width * hidden;
+  EXPECT_EQ(plan.experts(), c.all_experts());
   return n;
 }
 

@@ -5,12 +5,14 @@
 
 #include "dsmoe/error.h"
 #include "dsmoe/moe.h"
+#include "support/expert_tensors.h"
 #include "support/moe_case.h"
 #include "support/tolerance.h"
 
 namespace dsmoe {
 namespace {
 
+using test::expert_tensors;
 using test::moe_config;
 using test::moe_weights;
 using test::random_tensor;
@@ -32,10 +34,9 @@ void expect_same(const Step& a, const Step& b) {
   EXPECT_TRUE(test::same_bits(a.out.routing.experts, b.out.routing.experts));
   EXPECT_TRUE(test::same_bits(a.dx, b.dx));
   EXPECT_TRUE(test::same_bits(a.grads.gate, b.grads.gate));
-  EXPECT_EQ(a.out.losses.total(), b.out.losses.total());
-  for (std::size_t e = 0; e < a.grads.routed.size(); ++e)
-    for (const auto member : {&ExpertTensors::gate_proj, &ExpertTensors::up_proj, &ExpertTensors::down_proj})
-      EXPECT_TRUE(test::same_bits(a.grads.routed[e].*member, b.grads.routed[e].*member)) << e;
+  EXPECT_TRUE(test::same_bits(a.out.losses, b.out.losses));
+  EXPECT_TRUE(test::same_bits(a.grads.experts.gate_up(), b.grads.experts.gate_up()));
+  EXPECT_TRUE(test::same_bits(a.grads.experts.down(), b.grads.experts.down()));
 }
 
 void expect_close(const Step& got, const Step& want, DType dtype, Index length) {
@@ -45,11 +46,11 @@ void expect_close(const Step& got, const Step& want, DType dtype, Index length) 
   EXPECT_TRUE(test::close(got.out.y, want.out.y, limit));
   EXPECT_TRUE(test::close(got.dx, want.dx, limit));
   EXPECT_TRUE(test::close(got.grads.gate, want.grads.gate, limit));
-  for (std::size_t e = 0; e < got.grads.routed.size(); ++e)
+  for (Index e = 0; e < got.grads.experts.count(); ++e) {
+    const ExpertTensors a = expert_tensors(got.grads.experts, e), b = expert_tensors(want.grads.experts, e);
     for (const auto member : {&ExpertTensors::gate_proj, &ExpertTensors::up_proj, &ExpertTensors::down_proj})
-      EXPECT_TRUE(test::close(got.grads.routed[e].*member, want.grads.routed[e].*member, limit)) << e;
-  for (const auto member : {&ExpertTensors::gate_proj, &ExpertTensors::up_proj, &ExpertTensors::down_proj})
-    EXPECT_TRUE(test::close(got.grads.shared.*member, want.grads.shared.*member, limit));
+      EXPECT_TRUE(test::close(a.*member, b.*member, limit)) << e;
+  }
 }
 
 TEST(MoeLayer, CpuAgainstRefOverRandomShapes) {
@@ -107,7 +108,7 @@ TEST(MoeLayer, ZeroTokensOneTokenAllExperts) {
     const Tensor x = random_tensor(DType::kF32, {tokens, 8}, 2), dy = random_tensor(DType::kF32, {tokens, 8}, 3);
     const Step got = step(ctx, layer, x, dy);
     EXPECT_EQ(got.out.y.shape(), x.shape());
-    EXPECT_TRUE(std::isfinite(got.out.losses.total()));
+    EXPECT_TRUE(std::isfinite(fetch_losses(ctx, got.out).total()));
     expect_close(got, step(ref, layer, x, dy), DType::kF32, 20);
   }
 }
@@ -124,8 +125,8 @@ TEST(MoeLayer, AllTokensOnOneExpertAndEmptyExperts) {
   const Step got = step(ctx, layer, x, dy);
   for (const std::int32_t e : got.out.routing.experts.span<std::int32_t>()) EXPECT_EQ(e, 3);
   expect_close(got, step(ref, layer, x, dy), DType::kF32, 300);
-  for (const std::size_t e : {std::size_t{0}, std::size_t{7}})
-    for (const float g : got.grads.routed[e].down_proj.span<float>())
+  for (const Index e : {0, 7})
+    for (const float g : expert_tensors(got.grads.experts, e).down_proj.span<float>())
       EXPECT_EQ(g, 0) << "an expert without tokens has no gradient";
 }
 
@@ -143,20 +144,62 @@ TEST(MoeLayer, GradientsAccumulateAndAuxScaleScales) {
   Context ctx(1);
   const MoeLayer layer(c, moe_weights(c, DType::kF32, 1));
   const Tensor x = random_tensor(DType::kF32, {7, 10}, 2), dy = random_tensor(DType::kF32, {7, 10}, 3);
-  const MoeForward out = layer.forward(ctx, x, {.training = true});
+  const auto forward = [&] { return layer.forward(ctx, x, {.training = true}); };
   MoeGradients once(c), twice(c), no_aux(c), only_aux(c);
-  layer.backward(ctx, dy, out, once);
-  layer.backward(ctx, dy, out, twice), layer.backward(ctx, dy, out, twice);
-  layer.backward(ctx, dy, out, no_aux, 0.0f);
-  layer.backward(ctx, Tensor::zeros(DType::kF32, {7, 10}), out, only_aux);
+  layer.backward(ctx, dy, forward(), once);
+  layer.backward(ctx, dy, forward(), twice), layer.backward(ctx, dy, forward(), twice);
+  layer.backward(ctx, dy, forward(), no_aux, {.aux_scale = 0});
+  layer.backward(ctx, Tensor::zeros(DType::kF32, {7, 10}), forward(), only_aux);
   for (Index i = 0; i < once.gate.numel(); ++i) {
     const double g = test::value(once.gate, i);
     EXPECT_NEAR(test::value(twice.gate, i), 2 * g, 1e-5 * (1 + std::abs(g)));
     EXPECT_NEAR(test::value(no_aux.gate, i) + test::value(only_aux.gate, i), g, 1e-5 * (1 + std::abs(g)));
   }
   EXPECT_FALSE(test::close(no_aux.gate, once.gate, 1e-3)) << "the balance loss must reach the gate";
-  twice.zero();
-  for (const float v : twice.routed[0].up_proj.span<float>()) EXPECT_EQ(v, 0);
+  layer.backward(ctx, dy, forward(), twice, {.accumulate = false});
+  EXPECT_TRUE(test::same_bits(twice.experts.down(), once.experts.down())) << "overwritten, not added to";
+  EXPECT_TRUE(test::same_bits(twice.gate, once.gate));
+  twice.zero(ctx);
+  for (const float v : twice.experts.gate_up().span<float>()) EXPECT_EQ(v, 0);
+}
+
+// A mapped file's tensors, and the stacks that training and GPUs take.
+TEST(MoeLayer, ListedAndStackedExpertsGiveTheSameBits) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    MoeConfig c = moe_config(40, 24, 6, 2, 3);
+    c.seq_balance_alpha = 0.1f;
+    MoeWeights stacked = moe_weights(c, DType::kF32, 1), listed = stacked;
+    std::vector<ExpertTensors> routed;
+    for (Index e = 3; e < 9; ++e) routed.push_back(expert_tensors(stacked.experts, e));
+    const auto rounded = [&](ExpertTensors e) {
+      return ExpertTensors{e.gate_proj.to(dtype), e.up_proj.to(dtype), e.down_proj.to(dtype)};
+    };
+    for (ExpertTensors& e : routed) e = rounded(e);
+    listed.experts = Experts::listed(3, rounded(test::wide_mlp(stacked.experts, 3)), routed);
+    stacked.experts = stacked.experts.stack(dtype);
+    listed.gate = stacked.gate = stacked.gate.to(dtype);
+    EXPECT_FALSE(listed.experts.stacked());
+    EXPECT_TRUE(test::same_bits(listed.experts.stack(dtype).down(), stacked.experts.down()));
+    const Tensor x = random_tensor(dtype, {2, 30, 40}, 2), dy = random_tensor(dtype, {2, 30, 40}, 3);
+    Context ctx(2);
+    expect_same(step(ctx, MoeLayer(c, listed), x, dy), step(ctx, MoeLayer(c, stacked), x, dy));
+  }
+}
+
+TEST(MoeLayer, Bf16GradientsAreTheF32OnesRounded) {
+  const MoeConfig c = moe_config(24, 16, 5, 2, 1);
+  const MoeLayer layer(c, moe_weights(c, DType::kBF16, 1));
+  const Tensor x = random_tensor(DType::kBF16, {30, 24}, 2), dy = random_tensor(DType::kBF16, {30, 24}, 3);
+  for (const Backend backend : {Backend::kCpu, Backend::kRef}) {
+    Context ctx(1, backend);
+    MoeGradients wide(c), narrow(c, Device::kCpu, DType::kBF16);
+    layer.backward(ctx, dy, layer.forward(ctx, x, {.training = true}), wide);
+    for (int i = 0; i < 2; ++i)
+      layer.backward(ctx, dy, layer.forward(ctx, x, {.training = true}), narrow, {.accumulate = false});
+    EXPECT_TRUE(test::same_bits(narrow.experts.gate_up(), wide.experts.gate_up().to(DType::kBF16)));
+    EXPECT_TRUE(test::same_bits(narrow.experts.down(), wide.experts.down().to(DType::kBF16)));
+    EXPECT_TRUE(test::same_bits(narrow.gate, wide.gate.to(DType::kBF16)));
+  }
 }
 
 TEST(MoeLayer, SharedExpertsAreExpertsThatAllTokensChoose) {
@@ -164,8 +207,10 @@ TEST(MoeLayer, SharedExpertsAreExpertsThatAllTokensChoose) {
   Context ctx(1, Backend::kRef);
   const MoeConfig c = moe_config(6, 4, 1, 1, 2);
   MoeWeights w = moe_weights(c, DType::kF32, 1);
+  ExpertTensors routed = expert_tensors(w.experts, 2);
   for (const auto member : {&ExpertTensors::gate_proj, &ExpertTensors::up_proj, &ExpertTensors::down_proj})
-    for (float& v : (w.routed[0].*member).span<float>()) v = 0;
+    for (float& v : (routed.*member).span<float>()) v = 0;
+  const ExpertTensors shared = test::wide_mlp(w.experts, 2);
   const MoeLayer layer(c, w);
   const Tensor x = random_tensor(DType::kF32, {5, 6}, 2);
   const Tensor got = layer.forward(ctx, x).y;
@@ -175,10 +220,10 @@ TEST(MoeLayer, SharedExpertsAreExpertsThatAllTokensChoose) {
       for (Index f = 0; f < 8; ++f) {
         double g = 0, u = 0;
         for (Index i = 0; i < 6; ++i) {
-          g += test::value(w.shared.gate_proj, f * 6 + i) * test::value(x, t * 6 + i);
-          u += test::value(w.shared.up_proj, f * 6 + i) * test::value(x, t * 6 + i);
+          g += test::value(shared.gate_proj, f * 6 + i) * test::value(x, t * 6 + i);
+          u += test::value(shared.up_proj, f * 6 + i) * test::value(x, t * 6 + i);
         }
-        sum += test::value(w.shared.down_proj, d * 8 + f) * g / (1 + std::exp(-g)) * u;
+        sum += test::value(shared.down_proj, d * 8 + f) * g / (1 + std::exp(-g)) * u;
       }
       EXPECT_NEAR(test::value(got, t * 6 + d), sum, 1e-5 * (1 + std::abs(sum)));
     }
@@ -200,15 +245,27 @@ TEST(MoeLayer, RefusesWhatDoesNotFit) {
   };
   const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
 
-  MoeWeights w = good;
-  w.routed[1].down_proj = random_tensor(DType::kF32, {4, 8}, 1);
-  EXPECT_PRED2(has, message([&] { MoeLayer(c, w); }), "experts.1.down_proj is f32 [4, 8], expected f32 [8, 4]");
-  w = good;
-  w.routed.pop_back();
-  EXPECT_PRED2(has, message([&] { MoeLayer(c, w); }), "3 routed experts");
-  w = good;
-  w.shared.up_proj = w.shared.up_proj.to(DType::kBF16);
-  EXPECT_PRED2(has, message([&] { MoeLayer(c, w); }), "shared_experts.up_proj is bf16");
+  const auto listed = [&](auto change) {
+    ExpertTensors shared = expert_tensors(good.experts, 0);
+    std::vector<ExpertTensors> routed;
+    for (Index e = 1; e < 4; ++e) routed.push_back(expert_tensors(good.experts, e));
+    change(shared, routed);
+    MoeWeights w = good;
+    w.experts = Experts::listed(1, shared, routed);
+    return w;
+  };
+  using List = std::vector<ExpertTensors>;
+  const MoeWeights misshapen = listed([](ExpertTensors&, List& routed) {
+    routed[1].down_proj = random_tensor(DType::kF32, {4, 8}, 1);
+  });
+  EXPECT_PRED2(has, message([&] { MoeLayer(c, misshapen); }), "experts.1.down_proj is f32 [4, 8], expected f32 [8, 4]");
+  const MoeWeights few = listed([](ExpertTensors&, List& routed) { routed.pop_back(); });
+  EXPECT_PRED2(has, message([&] { MoeLayer(c, few); }), "3 routed experts");
+  const MoeWeights mixture = listed([](ExpertTensors& shared, List&) { shared.up_proj = shared.up_proj.to(DType::kBF16); });
+  EXPECT_PRED2(has, message([&] { MoeLayer(c, mixture); }), "shared_experts.up_proj is bf16");
+  MoeWeights stacks = good;
+  stacks.experts = good.experts.range(0, 3);
+  EXPECT_PRED2(has, message([&] { MoeLayer(c, stacks); }), "expected [4, 2, 4, 8]");
   MoeConfig bad = c;
   bad.experts_per_token = 4;
   EXPECT_PRED2(has, message([&] { MoeLayer(bad, good); }), "experts_per_token");
@@ -224,6 +281,14 @@ TEST(MoeLayer, RefusesWhatDoesNotFit) {
   EXPECT_PRED2(has, message([&] { layer.backward(ctx, random_tensor(DType::kF32, {2, 8}, 1), out, grads); }), ".training");
   const MoeForward kept = layer.forward(ctx, random_tensor(DType::kF32, {2, 8}, 1), {.training = true});
   EXPECT_PRED2(has, message([&] { layer.backward(ctx, random_tensor(DType::kF32, {3, 8}, 1), kept, grads); }), "[3, 8]");
+  const Tensor dy = random_tensor(DType::kF32, {2, 8}, 1);
+  MoeGradients narrow(moe_config(8, 3, 3, 2, 1)), other_gate(c), none;
+  other_gate.gate = Tensor::zeros(DType::kF32, {2, 8});
+  EXPECT_PRED2(has, message([&] { layer.backward(ctx, dy, kept, narrow); }), "[4, 2, 4, 8]");
+  EXPECT_PRED2(has, message([&] { layer.backward(ctx, dy, kept, other_gate); }), "[2, 8]");
+  EXPECT_PRED2(has, message([&] { layer.backward(ctx, dy, kept, none); }), "gradient of the gate");
+  layer.backward(ctx, dy, kept, grads);
+  EXPECT_PRED2(has, message([&] { layer.backward(ctx, dy, kept, grads); }), "already had its backward");
 
   Tensor nan = random_tensor(DType::kF32, {3, 8}, 1);
   nan.data<float>()[2 * 8] = NAN;

@@ -10,6 +10,7 @@
 #include "ops/mixed.h"
 #include "ops/quantize.h"
 #include "support/expect_error.h"
+#include "support/expert_tensors.h"
 #include "support/moe_case.h"
 #include "support/tolerance.h"
 
@@ -88,7 +89,7 @@ TEST(RoutingOverrides, OthersMakeTheLayerThatIsBuiltThatWay) {
   MoeConfig routed_only = c;
   routed_only.shared_experts = 0, routed_only.experts_per_token = 5;
   MoeWeights w_routed = w;
-  w_routed.shared = {};
+  w_routed.experts = w.experts.range(2, 14);
   const RoutingOverrides no_shared{.drop_shared = true};
   EXPECT_TRUE(test::same_bits(forward(layer, x, &no_shared).y, forward(MoeLayer(routed_only, w_routed), x, nullptr).y));
   routed_only.experts_per_token = 4;
@@ -109,18 +110,19 @@ TEST(RoutingOverrides, OthersMakeTheLayerThatIsBuiltThatWay) {
 // Weights as a GGUF file has them: the experts quantized, the shared ones in one wide matrix, the gate f32.
 MoeWeights quantized(const MoeConfig& c, DType dtype, std::uint64_t seed) {
   MoeWeights w = MoeWeights::random(c, DType::kF32, seed, 0.1f);
-  const auto quantize = [&](Tensor& t) {
-    if (!is_quantized(dtype)) {
-      t = t.to(dtype);
-      return;
-    }
+  const auto quantize = [&](const Tensor& t) {
+    if (!is_quantized(dtype)) return t.to(dtype);
     Tensor to(dtype, t.shape());
     ops::quantize_row(dtype, t.span<float>(), to.raw_mutable());
-    t = to;
+    return to;
   };
-  const auto each = [&](ExpertTensors& e) { quantize(e.gate_proj), quantize(e.up_proj), quantize(e.down_proj); };
-  for (ExpertTensors& e : w.routed) each(e);
-  each(w.shared);
+  const auto each = [&](const ExpertTensors& e) {
+    return ExpertTensors{quantize(e.gate_proj), quantize(e.up_proj), quantize(e.down_proj)};
+  };
+  std::vector<ExpertTensors> routed;
+  for (Index e = 0; e < c.routed_experts; ++e)
+    routed.push_back(each(test::expert_tensors(w.experts, c.shared_experts + e)));
+  w.experts = Experts::listed(c.shared_experts, each(test::wide_mlp(w.experts, c.shared_experts)), routed);
   return w;
 }
 
@@ -164,11 +166,11 @@ TEST_P(QuantizedOverrides, AgainstADirectImplementation) {
       const Tensor row = x.rows(t, t + 1).clone();
       float* const y = want.data<float>() + t * 256;
       const float* const s = scores.data<float>() + t * c.routed_experts;
-      if (!o.drop_shared) add_expert(w.shared, row, 1, y);
+      if (!o.drop_shared) add_expert(w.experts.list()[0].mlp, row, 1, y);
       const auto chosen = direct(s, c.routed_experts, o.skip_best, k, o.disabled.empty() ? std::vector<Index>() : off);
       for (std::size_t j = 0; j < chosen.size(); ++j) {
         EXPECT_EQ(got.routing.experts.data<std::int32_t>()[t * k + static_cast<Index>(j)], chosen[j]);
-        add_expert(w.routed[static_cast<std::size_t>(chosen[j])], row, s[chosen[j]], y);
+        add_expert(w.experts.list()[1 + static_cast<std::size_t>(chosen[j])].mlp, row, s[chosen[j]], y);
       }
     }
     // An activation that f32 rounding moves across a half takes the next of 254 steps: 0.6% of a row at most.

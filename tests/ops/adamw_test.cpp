@@ -30,8 +30,11 @@ TEST(OpsAdamw, CpuIsRef) {
     Context cpu(3), one(1), ref(1, Backend::kRef);
     const ops::AdamOptions options{.rate = 0.01, .weight_decay = 0.3, .grad_scale = 0.7, .step = 3};
     auto got = make_tensors(stored), again = make_tensors(stored), want = make_tensors(stored);
-    EXPECT_NEAR(ops::gradient_square(cpu, got) / ops::gradient_square(ref, want), 1, 1e-6);
-    EXPECT_EQ(ops::gradient_square(cpu, got), ops::gradient_square(one, got));
+    const auto square = [](Context& ctx, std::span<const ops::AdamTensor> tensors) {
+      return ops::gradient_square(ctx, tensors).data<double>()[0];
+    };
+    EXPECT_NEAR(square(cpu, got) / square(ref, want), 1, 1e-6);
+    EXPECT_EQ(square(cpu, got), square(one, got));
     for (int step = 0; step < 3; ++step) {
       for (auto* tensors : {&got, &again, &want})
         for (ops::AdamTensor& t : *tensors)

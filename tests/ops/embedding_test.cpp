@@ -20,6 +20,8 @@ std::vector<std::int32_t> random_ids(Index count, Index vocabulary, std::uint64_
   return ids;
 }
 
+Tensor tensor_of(std::span<const std::int32_t> ids) { return Tensor::view_of(ids); }
+
 TEST(OpsEmbedding, RowsOfTheTable) {
   test::Draw draw(1);
   for (const Backend backend : {Backend::kCpu, Backend::kRef}) {
@@ -29,7 +31,7 @@ TEST(OpsEmbedding, RowsOfTheTable) {
       const Tensor table = random_tensor(type, {v, d}, 2);
       const auto ids = random_ids(t, v, 3);
       Tensor x(DType::kF32, {t, d});
-      ops::embedding(ctx, table, ids, x);
+      ops::embedding(ctx, table, tensor_of(ids), x);
       for (Index i = 0; i < t; ++i) {
         const Index id = ids[static_cast<std::size_t>(i)];
         EXPECT_TRUE(test::same_bits(x.rows(i, i + 1), table.rows(id, id + 1).to(DType::kF32))) << i;
@@ -44,11 +46,11 @@ TEST(OpsEmbedding, BackwardAgainstRefAndForAnyNumberOfThreads) {
   const Tensor dx = random_tensor(DType::kF32, {t, d}, 1), before = random_tensor(DType::kF32, {v, d}, 2);
   auto ids = random_ids(t, v - 1, 3);  // the last row has no tokens
   Tensor want = before.clone(), first;
-  ops::embedding_backward(ref, ids, dx, want);
+  ops::embedding_backward(ref, tensor_of(ids), dx, want);
   for (const int threads : {1, 2, 3}) {
     Context cpu(threads);
     Tensor got = before.clone();
-    ops::embedding_backward(cpu, ids, dx, got);
+    ops::embedding_backward(cpu, tensor_of(ids), dx, got);
     EXPECT_TRUE(test::close(got, want, test::limit(DType::kF32, t)));
     EXPECT_TRUE(test::same_bits(got.rows(v - 1, v), before.rows(v - 1, v)));
     if (threads == 1) first = got;
@@ -62,13 +64,16 @@ TEST(OpsEmbedding, NamesPositionIdAndVocabulary) {
   for (const std::int32_t bad : {-1, 7}) {
     const std::vector<std::int32_t> ids{0, 6, bad};
     const std::string name = fmt::format("id {}", bad);
-    EXPECT_TRUE(testing::throws_error([&] { ops::embedding(ctx, table, ids, x); },
+    EXPECT_TRUE(testing::throws_error([&] { ops::embedding(ctx, table, tensor_of(ids), x); },
                                       {"token 2", name.c_str(), "vocabulary has 7 tokens"}));
-    EXPECT_TRUE(testing::throws_error([&] { ops::embedding_backward(ctx, ids, x, table); }, {"token 2", name.c_str()}));
+    EXPECT_TRUE(
+        testing::throws_error([&] { ops::embedding_backward(ctx, tensor_of(ids), x, table); }, {"token 2", name.c_str()}));
   }
-  EXPECT_TRUE(testing::throws_error([&] { ops::embedding(ctx, table, random_ids(2, 7, 1), x); }, {"2 ids", "[3, 3]"}));
+  EXPECT_TRUE(
+      testing::throws_error([&] { ops::embedding(ctx, table, tensor_of(random_ids(2, 7, 1)), x); }, {"2 ids", "[3, 3]"}));
   Tensor half(DType::kBF16, {7, 3});
-  EXPECT_TRUE(testing::throws_error([&] { ops::embedding_backward(ctx, random_ids(3, 7, 1), x, half); }, {"bf16"}));
+  EXPECT_TRUE(
+      testing::throws_error([&] { ops::embedding_backward(ctx, tensor_of(random_ids(3, 7, 1)), x, half); }, {"bf16"}));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "support/expert_tensors.h"
 #include "support/random_tensor.h"
 #include "support/tolerance.h"
 
@@ -13,74 +14,56 @@ using test::limit;
 using test::random_tensor;
 
 struct Case {
-  ops::ExpertWeights weights;
-  std::vector<Tensor> storage;
-  std::vector<Index> offset;
-  std::vector<std::int32_t> token;
-  std::vector<float> weight;
-  Index tokens;
-
-  ops::ExpertRows rows() const { return {tokens, offset, token, weight}; }
+  Experts weights;
+  ops::Plan plan;
 };
 
-// Experts of which some have no rows; every third matrix lies in columns of a wider one.
+// Experts of which some have no rows; every third is a slice of a wider MLP.
 Case random_case(DType dtype, Index tokens, Index model, Index width, Index experts, Index most, std::uint64_t seed) {
-  Case c;
-  c.tokens = tokens;
-  c.weights.dtype = dtype;
-  c.weights.model_width = model;
-  c.weights.expert_width = width;
   test::Draw draw(seed);
-  const auto matrix = [&](std::vector<ops::Matrix>& list, Index rows, Index cols) {
-    const bool wide = c.storage.size() % 3 == 0;
-    const Index ld = wide ? cols + 5 : cols, skip = wide ? 2 : 0;
-    c.storage.push_back(random_tensor(dtype, {rows, ld}, seed * 1000 + c.storage.size()));
-    list.push_back(
-        {static_cast<const char*>(c.storage.back().raw()) + static_cast<std::size_t>(skip) * size_of(dtype), ld});
-  };
-  c.offset.push_back(0);
   const Philox rng(seed, 3);
+  std::vector<ExpertSlice> list;
+  std::vector<std::int32_t> offset = {0}, token;
+  std::vector<float> weight;
   for (Index e = 0; e < experts; ++e) {
-    matrix(c.weights.gate, width, model), matrix(c.weights.up, width, model), matrix(c.weights.down, model, width);
+    const bool sliced = e % 3 == 0;
+    const Index wide = sliced ? width + 5 : width;
+    const std::uint64_t stream = seed * 1000 + static_cast<std::uint64_t>(e) * 3;
+    list.push_back({{random_tensor(dtype, {wide, model}, stream), random_tensor(dtype, {wide, model}, stream + 1),
+                     random_tensor(dtype, {model, wide}, stream + 2)},
+                    sliced ? 2 : 0,
+                    width});
     const Index rows = tokens == 0 || draw(4) == 0 ? 0 : draw.between(1, most);
     for (Index r = 0; r < rows; ++r) {
-      c.token.push_back(static_cast<std::int32_t>(draw(tokens)));
-      c.weight.push_back(rng.uniform(c.weight.size()));
+      token.push_back(static_cast<std::int32_t>(draw(tokens)));
+      weight.push_back(rng.uniform(weight.size()));
     }
-    c.offset.push_back(static_cast<Index>(c.token.size()));
+    offset.push_back(static_cast<std::int32_t>(token.size()));
   }
-  return c;
+  return {Experts(std::move(list)), test::plan_of_rows(tokens, offset, token, weight)};
 }
 
 struct Results {
-  Tensor h, y, dx;
-  ops::ExpertActivations kept;
+  Tensor h, y, dx, kept;
   ops::ExpertRowGrads d;
-  std::vector<Tensor> grads;
+  Experts grads;
 };
 
 Results run(Context& ctx, const Case& c, std::uint64_t seed) {
-  const auto& w = c.weights;
-  const Tensor x = random_tensor(w.dtype, {c.tokens, w.model_width}, seed + 1);
-  const Tensor dy = random_tensor(w.dtype, {c.tokens, w.model_width}, seed + 2);
+  const Experts& w = c.weights;
+  const Index tokens = c.plan.tokens, model = w.model_width(), width = w.width(0);
+  const Tensor x = random_tensor(w.dtype(), {tokens, model}, seed + 1);
+  const Tensor dy = random_tensor(w.dtype(), {tokens, model}, seed + 2);
   Results r;
-  r.h = Tensor(w.dtype, {c.rows().rows(), w.expert_width});
-  r.y = Tensor(w.dtype, {c.tokens, w.model_width});
-  ops::experts_gate_up(ctx, w, c.rows(), x, r.h, &r.kept);
-  ops::experts_down_combine(ctx, w, c.rows(), r.h, r.y);
-  r.d = ops::experts_down_backward(ctx, w, c.rows(), dy, r.kept);
-  r.dx = random_tensor(DType::kF32, {c.tokens, w.model_width}, seed + 3);
-  ops::experts_gate_up_backward(ctx, w, c.rows(), r.d, r.dx);
-  ops::ExpertGrads grads;
-  for (std::size_t e = 0; e < w.gate.size(); ++e) {
-    const auto add = [&](std::vector<ops::GradMatrix>& list, Index rows, Index cols) {
-      r.grads.push_back(random_tensor(DType::kF32, {rows, cols}, seed + 4));
-      list.push_back({r.grads.back().data<float>(), cols});
-    };
-    add(grads.gate, w.expert_width, w.model_width), add(grads.up, w.expert_width, w.model_width);
-    add(grads.down, w.model_width, w.expert_width);
-  }
-  ops::experts_weight_backward(ctx, c.rows(), x, dy, r.d, grads);
+  ops::ExpertActivations kept;
+  r.h = ops::experts_gate_up(ctx, w, c.plan, x, &kept);
+  r.kept = kept.gate_up.clone();
+  r.y = ops::experts_down_combine(ctx, w, c.plan, r.h);
+  r.d = ops::experts_down_backward(ctx, w, c.plan, dy, kept);
+  r.dx = ops::experts_gate_up_backward(ctx, w, c.plan, r.d, random_tensor(DType::kF32, {tokens, model}, seed + 3));
+  r.grads = Experts(random_tensor(DType::kF32, {w.count(), 2, width, model}, seed + 4),
+                    random_tensor(DType::kF32, {w.count(), model, width}, seed + 5));
+  ops::experts_weight_backward(ctx, c.plan, x, dy, r.d, r.grads, /*accumulate=*/true);
   return r;
 }
 
@@ -94,19 +77,15 @@ TEST(OpsExperts, CpuAgainstRef) {
     const Results got = run(cpu, c, round), want = run(ref, c, round);
     // Errors of one step are inputs of the next, so lengths add up; three steps of storage rounding at most.
     const Index length = model + width + 200;
-    EXPECT_TRUE(test::close(got.kept.gate, want.kept.gate, limit(dtype, model)));
-    EXPECT_TRUE(test::close(got.kept.up, want.kept.up, limit(dtype, model)));
+    EXPECT_TRUE(test::close(got.kept, want.kept, limit(dtype, model)));
     EXPECT_TRUE(test::close(got.h, want.h, 2 * limit(dtype, model)));
     EXPECT_TRUE(test::close(got.y, want.y, 3 * limit(dtype, length)));
     EXPECT_TRUE(test::close(got.d.gate_up, want.d.gate_up, 3 * limit(dtype, length)));
     EXPECT_TRUE(test::close(got.d.scaled_h, want.d.scaled_h, 3 * limit(dtype, length)));
     EXPECT_TRUE(test::close(got.dx, want.dx, 3 * limit(dtype, length)));
-    for (std::size_t i = 0; i < got.grads.size(); ++i)
-      EXPECT_TRUE(test::close(got.grads[i], want.grads[i], 3 * limit(dtype, length))) << i;
-    const auto as_tensor = [](const std::vector<float>& v) {
-      return Tensor::wrap(static_cast<const void*>(v.data()), DType::kF32, {static_cast<Index>(v.size())});
-    };
-    EXPECT_TRUE(test::close(as_tensor(got.d.weight), as_tensor(want.d.weight), 3 * limit(dtype, length)));
+    EXPECT_TRUE(test::close(got.grads.gate_up(), want.grads.gate_up(), 3 * limit(dtype, length)));
+    EXPECT_TRUE(test::close(got.grads.down(), want.grads.down(), 3 * limit(dtype, length)));
+    EXPECT_TRUE(test::close(got.d.weight, want.d.weight, 3 * limit(dtype, length)));
   }
 }
 
@@ -120,8 +99,9 @@ TEST(OpsExperts, TheSameBitsForAnyNumberOfThreads) {
       const Results got = run(ctx, c, 9);
       EXPECT_TRUE(test::same_bits(got.y, want.y));
       EXPECT_TRUE(test::same_bits(got.dx, want.dx));
-      EXPECT_EQ(got.d.weight, want.d.weight);
-      for (std::size_t i = 0; i < got.grads.size(); ++i) EXPECT_TRUE(test::same_bits(got.grads[i], want.grads[i]));
+      EXPECT_TRUE(test::same_bits(got.d.weight, want.d.weight));
+      EXPECT_TRUE(test::same_bits(got.grads.gate_up(), want.grads.gate_up()));
+      EXPECT_TRUE(test::same_bits(got.grads.down(), want.grads.down()));
     }
   }
 }
@@ -131,7 +111,8 @@ TEST(OpsExperts, NoTokens) {
   const Case c = random_case(DType::kF32, 0, 8, 4, 3, 5, 1);
   const Results r = run(ctx, c, 1);
   EXPECT_EQ(r.y.numel(), 0);
-  EXPECT_TRUE(test::same_bits(r.grads[0], random_tensor(DType::kF32, {4, 8}, 5))) << "gradients must stay as they were";
+  EXPECT_TRUE(test::same_bits(r.grads.gate_up(), random_tensor(DType::kF32, {3, 2, 4, 8}, 5)))
+      << "gradients must stay as they were";
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "ops/embedding.h"
 #include "ops/linear.h"
 #include "support/expect_error.h"
+#include "support/expert_tensors.h"
 #include "support/random_tensor.h"
 #include "support/tolerance.h"
 
@@ -113,54 +114,49 @@ TEST(OpsMixed, EmbeddingRowsAreTheDequantizedOnes) {
 }
 
 struct Case {
-  ops::ExpertWeights weights;
-  std::vector<Tensor> storage;
-  std::vector<Index> offset{0};
-  std::vector<std::int32_t> token;
-  std::vector<float> weight;
-  Index tokens = 0, hidden = 0;
-
-  ops::ExpertRows rows() const { return {tokens, offset, token, weight}; }
+  Experts weights;
+  ops::Plan plan;
+  Index hidden = 0;
 };
 
 // Expert 0 is twice as wide as the others and has every token; types differ from matrix to matrix.
 Case random_case(Index tokens, Index most, std::uint64_t seed) {
   const Index model = 512, width = 256, experts = 6;
-  Case c;
-  c.tokens = tokens;
-  c.weights.model_width = model;
-  c.weights.expert_width = width;
   test::Draw draw(seed);
   const Philox rng(seed, 3);
-  const auto matrix = [&](std::vector<ops::Matrix>& list, Index rows, Index cols) {
-    const DType dtype = kTypes[draw(std::size(kTypes))];
-    c.storage.push_back(random_weights(dtype, {rows, cols}, seed * 1000 + c.storage.size(), 0.05f));
-    list.push_back({c.storage.back().raw(), cols});
-    return dtype;
+  std::uint64_t made = 0;
+  const auto matrix = [&](Index rows, Index cols) {
+    return random_weights(kTypes[draw(std::size(kTypes))], {rows, cols}, seed * 1000 + made++, 0.05f);
   };
+  std::vector<ExpertSlice> list;
+  std::vector<std::int32_t> offset = {0}, token;
+  std::vector<float> weight;
+  Index hidden = 0;
   for (Index e = 0; e < experts; ++e) {
     const Index wide = e == 0 ? 2 * width : width;
-    const DType gate = matrix(c.weights.gate, wide, model), up = matrix(c.weights.up, wide, model);
-    c.weights.forms.push_back({gate, up, matrix(c.weights.down, model, wide), wide});
+    ExpertTensors mlp;
+    mlp.gate_proj = matrix(wide, model), mlp.up_proj = matrix(wide, model), mlp.down_proj = matrix(model, wide);
+    list.push_back({mlp, 0, wide});
     const Index rows = e == 0 ? tokens : tokens == 0 || draw(4) == 0 ? 0 : draw.between(1, most);
     for (Index r = 0; r < rows; ++r) {
-      c.token.push_back(static_cast<std::int32_t>(e == 0 ? r : draw(tokens)));
-      c.weight.push_back(rng.uniform(c.weight.size()));
+      token.push_back(static_cast<std::int32_t>(e == 0 ? r : draw(tokens)));
+      weight.push_back(rng.uniform(weight.size()));
     }
-    c.offset.push_back(static_cast<Index>(c.token.size()));
-    c.hidden += rows * wide;
+    offset.push_back(static_cast<std::int32_t>(token.size()));
+    hidden += rows * wide;
   }
-  return c;
+  return {Experts(std::move(list)), test::plan_of_rows(tokens, offset, token, weight), hidden};
 }
 
 struct Results {
   Tensor h, y;
 };
 Results run(Context& ctx, const Case& c, std::uint64_t seed) {
-  const Tensor x = random_tensor(DType::kF32, {c.tokens, c.weights.model_width}, seed);
-  Results r{Tensor(DType::kF32, {c.hidden}), Tensor(DType::kF32, x.shape())};
-  ops::experts_gate_up(ctx, c.weights, c.rows(), x, r.h, nullptr);
-  ops::experts_down_combine(ctx, c.weights, c.rows(), r.h, r.y);
+  const Tensor x = random_tensor(DType::kF32, {c.plan.tokens, c.weights.model_width()}, seed);
+  Results r;
+  r.h = ops::experts_gate_up(ctx, c.weights, c.plan, x, nullptr);
+  EXPECT_EQ(r.h.shape(), Shape({c.hidden})) << "the rows of experts of different widths, one after another";
+  r.y = ops::experts_down_combine(ctx, c.weights, c.plan, r.h);
   return r;
 }
 
@@ -169,11 +165,11 @@ TEST(OpsMixed, ExpertsCpuAgainstRef) {
   for (std::uint64_t seed = 0; seed < 6; ++seed) {
     const Case c = random_case(static_cast<Index>(seed * 3), 7, seed);
     const Results got = run(cpu, c, seed), want = run(ref, c, seed);
-    EXPECT_TRUE(test::close(got.h, want.h, 2 * test::limit(DType::kF32, c.weights.model_width)));
+    EXPECT_TRUE(test::close(got.h, want.h, 2 * test::limit(DType::kF32, c.weights.model_width())));
     // h is rounded to 8 bits: a number next to a half may go the other way, by one step of 1/127 of its block's largest;
     // such numbers are as rare as h is close.
     EXPECT_TRUE(test::close(got.y, want.y, 1e-4)) << seed;
-    EXPECT_FALSE(c.tokens > 0 && test::close(got.y, random_tensor(DType::kF32, got.y.shape(), 1), 1e-4));
+    EXPECT_FALSE(c.plan.tokens > 0 && test::close(got.y, random_tensor(DType::kF32, got.y.shape(), 1), 1e-4));
   }
 }
 
@@ -194,13 +190,11 @@ TEST(OpsMixed, Refusals) {
   EXPECT_THROW(ops::linear_backward_input(ctx, y, w, dx, false), Error);
   const Case c = random_case(3, 2, 1);
   const Tensor in = random_tensor(DType::kF32, {3, 512}, 1);
-  Tensor h(DType::kF32, {c.hidden});
   ops::ExpertActivations keep;
-  EXPECT_THROW(ops::experts_gate_up(ctx, c.weights, c.rows(), in, h, &keep), Error);
-  Tensor small(DType::kF32, {c.hidden - 1});
-  EXPECT_THROW(ops::experts_gate_up(ctx, c.weights, c.rows(), in, small, nullptr), Error);
-  EXPECT_TRUE(
-      testing::throws_error([&] { ops::experts_down_backward(ctx, c.weights, c.rows(), in, keep); }, {"quantized"}));
+  EXPECT_THROW(ops::experts_gate_up(ctx, c.weights, c.plan, in, &keep), Error);
+  const Tensor small(DType::kF32, {c.hidden - 1});
+  EXPECT_THROW(ops::experts_down_combine(ctx, c.weights, c.plan, small), Error);
+  EXPECT_TRUE(testing::throws_error([&] { ops::experts_down_backward(ctx, c.weights, c.plan, in, keep); }, {"quantized"}));
 }
 
 }  // namespace

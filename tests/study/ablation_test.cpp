@@ -63,7 +63,9 @@ TEST(Ablation, LossesAreThoseOfAModelBuiltThatWay) {
   EXPECT_EQ(got[4].loss.mean(), want.result().mean());
 
   ModelWeights w = random_weights(small_config(), 5, DType::kF32, ctx);
-  for (auto& layer : w.layers) layer.moe.shared = {};
+  for (auto& layer : w.layers)
+    if (layer.gate.numel() > 0)
+      layer.experts = layer.experts.range(layer.experts.count() - layer.gate.dim(0), layer.experts.count());
   ModelConfig unshared = small_config();
   unshared.n_shared_experts = {}, unshared.num_experts_per_tok = 4;
   const Transformer without(unshared, std::move(w));

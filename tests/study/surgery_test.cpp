@@ -5,6 +5,7 @@
 #include "model/transformer.h"
 #include "study/random_routing.h"
 #include "support/expect_error.h"
+#include "support/expert_tensors.h"
 #include "support/tolerance.h"
 
 namespace dsmoe::study {
@@ -66,7 +67,7 @@ TEST(Upcycle, TheCheckCanFail) {
   unnormalised.norm_topk_prob = false;
   EXPECT_FALSE(test::close(logits(unnormalised, moe.weights()), want, 10 * test::limit(DType::kF32, 48)));
   ModelWeights mixed = moe.weights();  // groups that no longer tie
-  mixed.layers[1].moe.gate = test::random_tensor(DType::kF32, mixed.layers[1].moe.gate.shape(), 1);
+  mixed.layers[1].gate = test::random_tensor(DType::kF32, mixed.layers[1].gate.shape(), 1);
   EXPECT_FALSE(test::close(logits(moe.config, mixed), want, 10 * test::limit(DType::kF32, 48)));
 }
 
@@ -74,9 +75,9 @@ TEST(Upcycle, WeightsInBf16StayAsClose) {
   const LoadedModel dense = loaded(dense_config(), 5, DType::kBF16);
   // A slice's weights times a power of two are the same numbers in bf16.
   const Surgery moe = upcycle(std::span(&dense, 1), {.copies = 4, .slices = 4});
-  ModelWeights w = empty_weights(moe.config);
+  ModelWeights w = empty_weights(moe.config, DType::kBF16);
   const std::vector<Parameter> list = parameter_list(moe.config);
-  for (std::size_t i = 0; i < list.size(); ++i) w.at(list[i]) = moe.tensor(list[i], i).to(DType::kBF16);
+  for (std::size_t i = 0; i < list.size(); ++i) w.view(list[i]).assign(moe.tensor(list[i], i));
   EXPECT_TRUE(test::close(logits(moe.config, w), logits(dense.config, dense.weights), 10 * test::limit(DType::kBF16, 48)));
 }
 
@@ -88,9 +89,12 @@ TEST(Upcycle, SeveralModelsGiveTheirExperts) {
                           10 * test::limit(DType::kF32, 48)));
   const ModelWeights w = upcycle(both, o).weights();
   const auto first = [](const Tensor& t) { return t.data<float>()[0]; };
-  EXPECT_EQ(first(w.layers[0].moe.routed[0].gate_proj), first(a.weights.layers[0].mlp.gate_proj));
-  EXPECT_EQ(first(w.layers[0].moe.routed[2].gate_proj), first(b.weights.layers[0].mlp.gate_proj));
-  EXPECT_EQ(first(w.layers[0].moe.routed[4].gate_proj), first(a.weights.layers[0].mlp.gate_proj));
+  const auto gate = [&](const ModelWeights& of, Index expert) {
+    return first(test::expert_tensors(of.layers[0].experts, expert).gate_proj);
+  };
+  EXPECT_EQ(gate(w, 0), gate(a.weights, 0));
+  EXPECT_EQ(gate(w, 2), gate(b.weights, 0));
+  EXPECT_EQ(gate(w, 4), gate(a.weights, 0));
   EXPECT_NEAR(first(w.embedding), (first(a.weights.embedding) + first(b.weights.embedding)) / 2, 1e-7);
 }
 
@@ -116,10 +120,14 @@ TEST(Prune, KeepsTheMostUsedAndTheirWeights) {
   const Surgery pruned = prune(m, {{0, 2, 3, 7}, {1, 4, 5, 6}});
   EXPECT_EQ(pruned.config.routed_experts(), 4);
   const ModelWeights w = pruned.weights();
-  EXPECT_TRUE(test::same_bits(w.layers[1].moe.routed[3].down_proj, m.weights.layers[1].moe.routed[7].down_proj));
-  EXPECT_TRUE(test::same_bits(w.layers[2].moe.routed[0].up_proj, m.weights.layers[2].moe.routed[1].up_proj));
-  EXPECT_TRUE(test::same_bits(w.layers[2].moe.gate.rows(3, 4), m.weights.layers[2].moe.gate.rows(6, 7)));
-  EXPECT_TRUE(test::same_bits(w.layers[2].moe.shared.up_proj, m.weights.layers[2].moe.shared.up_proj));
+  const Index s = m.config.shared_experts();
+  const auto expert = [](const ModelWeights& of, std::size_t layer, Index e) {
+    return test::expert_tensors(of.layers[layer].experts, e);
+  };
+  EXPECT_TRUE(test::same_bits(expert(w, 1, s + 3).down_proj, expert(m.weights, 1, s + 7).down_proj));
+  EXPECT_TRUE(test::same_bits(expert(w, 2, s + 0).up_proj, expert(m.weights, 2, s + 1).up_proj));
+  EXPECT_TRUE(test::same_bits(w.layers[2].gate.rows(3, 4), m.weights.layers[2].gate.rows(6, 7)));
+  EXPECT_TRUE(test::same_bits(expert(w, 2, 0).up_proj, expert(m.weights, 2, 0).up_proj));
 
   const Surgery all = prune(m, {{0, 1, 2, 3, 4, 5, 6, 7}, {0, 1, 2, 3, 4, 5, 6, 7}});
   EXPECT_TRUE(test::same_bits(logits(all.config, all.weights()), logits(m.config, m.weights)));

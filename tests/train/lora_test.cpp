@@ -12,12 +12,20 @@ namespace {
 
 using namespace test;
 
+void set_b(const Lora& lora, float deviation) {
+  for (const Adapter& adapter : lora.adapters()) {
+    const Tensor from = dsmoe::test::random_tensor(DType::kF32, adapter.b.shape(), 5, deviation);
+    Tensor to = adapter.b;  // the same memory
+    std::copy_n(from.data<float>(), from.numel(), to.data<float>());
+  }
+}
+
 TEST(TrainLora, MergedIsBasePlusAdapters) {
   Context ctx(2);
   const ModelConfig config = small_config();
   ModelWeights weights = random_weights(config, 1, DType::kF32, ctx);
-  Lora lora(config, weights, 4, 12, 1);
-  for (Adapter& adapter : lora.adapters()) adapter.b = dsmoe::test::random_tensor(DType::kF32, adapter.b.shape(), 5, 0.1f);
+  Lora lora(config, weights, 4, 12, 1, [](const Parameter&) { return true; });
+  set_b(lora, 0.1f);
   lora.merge(ctx, weights);
   for (const Adapter& adapter : lora.adapters()) {
     const Tensor x = dsmoe::test::random_tensor(DType::kF32, {9, adapter.parameter.shape[1]}, 3);
@@ -29,7 +37,7 @@ TEST(TrainLora, MergedIsBasePlusAdapters) {
     Tensor unmerged = times(x, adapter.base);
     const Tensor added = times(times(x, adapter.a), adapter.b);
     for (Index i = 0; i < unmerged.numel(); ++i) unmerged.data<float>()[i] += 12.0f / 4 * added.data<float>()[i];
-    EXPECT_TRUE(dsmoe::test::close(times(x, weights.at(adapter.parameter)), unmerged, 1e-5)) << adapter.parameter.name;
+    EXPECT_TRUE(dsmoe::test::close(times(x, weights.dense(adapter.parameter)), unmerged, 1e-5)) << adapter.parameter.name;
     EXPECT_FALSE(dsmoe::test::close(times(x, adapter.base), unmerged, 1e-2)) << adapter.parameter.name;
   }
 }
@@ -41,11 +49,11 @@ TEST(TrainLora, GradientsAreSlopes) {
   const Batch b = Walks(8).batch(0, 2);
   const auto loss_of = [&](std::size_t which, bool of_b, float change) {
     ModelWeights weights = random_weights(config, 1, DType::kF32, ctx);
-    Lora lora(config, weights, 2, 4, 1);
-    for (Adapter& adapter : lora.adapters())
-      adapter.b = dsmoe::test::random_tensor(DType::kF32, adapter.b.shape(), 5, 0.2f);
-    Adapter& adapter = lora.adapters()[which];
-    (of_b ? adapter.b : adapter.a).data<float>()[1] += change;
+    Lora lora(config, weights, 2, 4, 1, [](const Parameter&) { return true; });
+    set_b(lora, 0.2f);
+    const Adapter& adapter = lora.adapters()[which];
+    Tensor changed = of_b ? adapter.b : adapter.a;
+    changed.data<float>()[1] += change;
     lora.merge(ctx, weights);
     const Transformer model(config, weights);
     ModelGradients grads = zero_gradients(config);
@@ -76,7 +84,7 @@ TEST(TrainLora, OnlyAdaptersChange) {
     }
     EXPECT_LT(last, first - 0.2) << dtype;
     for (const Parameter& p : parameter_list(small_config())) {
-      const bool same = dsmoe::test::same_bits(trainer.model().weights().at(p), before.model().weights().at(p));
+      const bool same = dsmoe::test::same_bits(trainer.model().weights().dense(p), before.model().weights().dense(p));
       const bool adapted = p.shape.rank() == 2 && (is_attention(p.kind) || is_routed_expert(p.kind) ||
                                                    is_shared_expert(p.kind) || is_dense_mlp(p.kind));
       EXPECT_EQ(same, !adapted) << p.name;

@@ -44,7 +44,7 @@ TEST_P(TrainGolden, TenSteps) {
   const auto final = io::SafetensorsFile::open(folder / "final.safetensors");
   const auto initial = io::SafetensorsFile::open(folder / "model.safetensors");
   for (const Parameter& p : parameter_list(config)) {
-    EXPECT_TRUE(dsmoe::test::close(trainer.model().weights().at(p), final.tensor(p.name), 1e-4)) << p.name;
+    EXPECT_TRUE(dsmoe::test::close(trainer.model().weights().dense(p), final.tensor(p.name), 1e-4)) << p.name;
     EXPECT_FALSE(dsmoe::test::close(initial.tensor(p.name), final.tensor(p.name), 1e-4)) << p.name << " did not move";
   }
 }
@@ -178,7 +178,7 @@ TEST(Trainer, DecaysMatricesOnly) {
   test::step(with, data, 0, 4);
   test::step(without, data, 0, 4);
   for (const Parameter& p : parameter_list(config)) {
-    const bool same = dsmoe::test::same_bits(with.model().weights().at(p), without.model().weights().at(p));
+    const bool same = dsmoe::test::same_bits(with.model().weights().dense(p), without.model().weights().dense(p));
     EXPECT_EQ(same, p.shape.rank() == 1) << p.name;
   }
 }
@@ -191,7 +191,7 @@ TEST(Trainer, FreezingKeepsWhatMatches) {
   const Walks data;
   for (Index i = 0; i < 2; ++i) test::step(trainer, data, i * 4, 4);
   for (const Parameter& p : parameter_list(small_config())) {
-    const bool same = dsmoe::test::same_bits(trainer.model().weights().at(p), before.model().weights().at(p));
+    const bool same = dsmoe::test::same_bits(trainer.model().weights().dense(p), before.model().weights().dense(p));
     EXPECT_EQ(same, p.kind == ParameterKind::kEmbedding || p.kind == ParameterKind::kQueryWeight) << p.name;
   }
   o.freeze = {"no.such.*"};

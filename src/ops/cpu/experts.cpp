@@ -41,9 +41,16 @@ void list_gathered(const T** line, Index count, const T* base, Index ld, const s
 }
 
 template <class T>
-const T* matrix(const Matrix& m) {
+const T* matrix(const ExpertMatrix& m) {
   return static_cast<const T*>(m.data);
 }
+
+// Of a stack of gradients, where they are written.
+struct GradMatrix {
+  explicit GradMatrix(const ExpertMatrix& m) : data(static_cast<float*>(const_cast<void*>(m.data))), ld(m.ld) {}
+  float* data;
+  Index ld;
+};
 
 // Rows that are f32 already are used where they lie; others go through a buffer.
 const float* as_f32(const KernelTable&, Index, const float* x, float*) { return x; }
@@ -83,18 +90,17 @@ void by_model_columns(Context& ctx, const ExpertRows& rows, Index width, Index l
 
 }  // namespace
 
-void experts_gate_up(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& x, Tensor& h,
+void experts_gate_up(Context& ctx, const Experts& w, const ExpertRows& rows, const Tensor& x, Tensor& h,
                      ExpertActivations* keep) {
   const KernelTable& kt = kernels();
-  const Index width = w.expert_width, depth = w.model_width;
+  const Index width = w.width(0), depth = w.model_width();
   const std::vector<Task> tasks = cut(rows, width, kMaxCols / 2);
-  dispatch(w.dtype, [&]<class T>(T) {
+  dispatch(w.dtype(), [&]<class T>(T) {
     T* const h_out = h.data<T>();
-    T* const gate_out = keep ? keep->gate.data<T>() : nullptr;
-    T* const up_out = keep ? keep->up.data<T>() : nullptr;
+    T* const kept = keep ? keep->gate_up.data<T>() : nullptr;
     ctx.pool().run(static_cast<Index>(tasks.size()), [&](Index i, int worker) {
       const Task& t = tasks[static_cast<std::size_t>(i)];
-      const Matrix &wg = w.gate[static_cast<std::size_t>(t.expert)], &wu = w.up[static_cast<std::size_t>(t.expert)];
+      const ExpertMatrix wg = w.gate_matrix(t.expert), wu = w.up_matrix(t.expert);
       Workspace<T> ws(ctx, worker, kt, kTaskRows, kMaxCols);
       list_gathered(ws.a, t.rows, x.data<T>(), depth, rows.token.data() + t.row);
       // The columns of one product are the gate's rows and then the up projection's, so x is packed once for both.
@@ -102,9 +108,10 @@ void experts_gate_up(Context& ctx, const ExpertWeights& w, const ExpertRows& row
       list_lines(ws.b + t.cols, t.cols, matrix<T>(wu) + t.col * wu.ld, wu.ld);
       // Threads take tasks in turns: this one's next is likely the one that lies ctx.threads() further on.
       const auto next = static_cast<std::size_t>(i + ctx.threads());
-      const Matrix* after = next < tasks.size() ? &w.gate[static_cast<std::size_t>(tasks[next].expert)] : nullptr;
+      const T* const after =
+          next < tasks.size() ? matrix<T>(w.gate_matrix(tasks[next].expert)) + tasks[next].col * depth : nullptr;
       product<T>(kt, t.rows, 2 * t.cols, depth, {ws.a, Lines::kAlong}, {ws.b, Lines::kAlong}, ws.block, 2 * t.cols, false,
-                 ws.panels, after ? matrix<T>(*after) + tasks[next].col * after->ld : nullptr);
+                 ws.panels, after);
       for (Index r = 0; r < t.rows; ++r) {
         float* gate = ws.block + r * 2 * t.cols;
         float* up = gate + t.cols;
@@ -115,8 +122,9 @@ void experts_gate_up(Context& ctx, const ExpertWeights& w, const ExpertRows& row
           to_f32(kt, 2 * t.cols, rounded, gate);
         }
         if (keep) {
-          from_f32(kt, t.cols, gate, gate_out + to);
-          from_f32(kt, t.cols, up, up_out + to);
+          T* const row = kept + (t.row + r) * 2 * width + t.col;
+          from_f32(kt, t.cols, gate, row);
+          from_f32(kt, t.cols, up, row + width);
         }
         float* const h_row = f32_row(h_out + to, gate);
         kt.swiglu(t.cols, gate, up, h_row);
@@ -126,9 +134,9 @@ void experts_gate_up(Context& ctx, const ExpertWeights& w, const ExpertRows& row
   });
 }
 
-void experts_down_combine(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& h, Tensor& y) {
-  const Index width = w.expert_width, model = w.model_width;
-  dispatch(w.dtype, [&]<class T>(T) {
+void experts_down_combine(Context& ctx, const Experts& w, const ExpertRows& rows, const Tensor& h, Tensor& y) {
+  const Index width = w.width(0), model = w.model_width();
+  dispatch(w.dtype(), [&]<class T>(T) {
     Tensor sums = y.dtype() == DType::kF32 ? y : Tensor(DType::kF32, y.shape());
     float* const sum = sums.data<float>();
     T* const out = y.data<T>();
@@ -138,14 +146,14 @@ void experts_down_combine(Context& ctx, const ExpertWeights& w, const ExpertRows
           for (Index t = 0; t < rows.tokens; ++t) std::memset(sum + t * model + col, 0, static_cast<std::size_t>(cols) * 4);
         },
         [&](const KernelTable& kt, Workspace<T>& ws, const Task& t) {
-          const Matrix& wd = w.down[static_cast<std::size_t>(t.expert)];
+          const ExpertMatrix wd = w.down_matrix(t.expert);
           list_lines(ws.a, t.rows, h.data<T>() + t.row * width, width);
           list_lines(ws.b, t.cols, matrix<T>(wd) + t.col * wd.ld, wd.ld);
           Index next = t.expert + 1;  // with rows
           while (next < rows.experts() && rows.offset[next] == rows.offset[next + 1]) ++next;
-          const Matrix* after = next < rows.experts() ? &w.down[static_cast<std::size_t>(next)] : nullptr;
+          const ExpertMatrix after = next < rows.experts() ? w.down_matrix(next) : ExpertMatrix{};
           product<T>(kt, t.rows, t.cols, width, {ws.a, Lines::kAlong}, {ws.b, Lines::kAlong}, ws.block, t.cols, false,
-                     ws.panels, after ? matrix<T>(*after) + t.col * after->ld : nullptr);
+                     ws.panels, after.data ? matrix<T>(after) + t.col * after.ld : nullptr);
           for (Index r = 0; r < t.rows; ++r) {
             const auto row = static_cast<std::size_t>(t.row + r);
             kt.add_scaled(t.cols, rows.weight[row], ws.block + r * t.cols, sum + rows.token[row] * model + t.col);
@@ -158,18 +166,19 @@ void experts_down_combine(Context& ctx, const ExpertWeights& w, const ExpertRows
   });
 }
 
-void experts_down_backward(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& dy,
+// d.gate_up may be kept.gate_up: a task reads its part of a row before it writes there.
+void experts_down_backward(Context& ctx, const Experts& w, const ExpertRows& rows, const Tensor& dy,
                            const ExpertActivations& kept, ExpertRowGrads& d) {
   const KernelTable& kt = kernels();
-  const Index width = w.expert_width, model = w.model_width;
+  const Index width = w.width(0), model = w.model_width();
   const std::vector<Task> tasks = cut(rows, width, kMaxCols);
   const Index pieces = (width + kMaxCols - 1) / kMaxCols;
   std::vector<float> partial(static_cast<std::size_t>(pieces * rows.rows()));  // of <e, h>, a piece per block of F
-  dispatch(w.dtype, [&]<class T>(T) {
+  dispatch(w.dtype(), [&]<class T>(T) {
     T *const gate_up = d.gate_up.data<T>(), *const scaled_h = d.scaled_h.data<T>();
     ctx.pool().run(static_cast<Index>(tasks.size()), [&](Index i, int worker) {
       const Task& t = tasks[static_cast<std::size_t>(i)];
-      const Matrix& wd = w.down[static_cast<std::size_t>(t.expert)];
+      const ExpertMatrix wd = w.down_matrix(t.expert);
       Workspace<T> ws(ctx, worker, kt, kTaskRows, model);
       list_gathered(ws.a, t.rows, dy.data<T>(), model, rows.token.data() + t.row);
       list_lines(ws.b, model, matrix<T>(wd) + t.col, wd.ld);
@@ -180,8 +189,9 @@ void experts_down_backward(Context& ctx, const ExpertWeights& w, const ExpertRow
         const float scale = rows.weight[static_cast<std::size_t>(row)];
         const float* dh = ws.block + r * t.cols;
         float gate[kMaxCols], up[kMaxCols], h[kMaxCols];
-        const float* const kept_gate = as_f32(kt, t.cols, kept.gate.data<T>() + at, gate);
-        const float* const kept_up = as_f32(kt, t.cols, kept.up.data<T>() + at, up);
+        const T* const kept_row = kept.gate_up.data<T>() + row * 2 * width + t.col;
+        const float* const kept_gate = as_f32(kt, t.cols, kept_row, gate);
+        const float* const kept_up = as_f32(kt, t.cols, kept_row + width, up);
         kt.swiglu_backward(t.cols, kept_gate, kept_up, dh, gate, up, h);
         partial[static_cast<std::size_t>(t.col / kMaxCols * rows.rows() + row)] = kt.dot(t.cols, dh, h);
         T* const to = gate_up + row * 2 * width + t.col;
@@ -191,22 +201,22 @@ void experts_down_backward(Context& ctx, const ExpertWeights& w, const ExpertRow
       }
     });
   });
-  for (std::size_t r = 0; r < d.weight.size(); ++r) {
+  float* const row_weight = d.weight.data<float>();
+  for (Index r = 0; r < rows.rows(); ++r) {
     double sum = 0;
-    for (Index p = 0; p < pieces; ++p) sum += partial[static_cast<std::size_t>(p) * d.weight.size() + r];
-    d.weight[r] = static_cast<float>(sum);
+    for (Index p = 0; p < pieces; ++p) sum += partial[static_cast<std::size_t>(p * rows.rows() + r)];
+    row_weight[r] = static_cast<float>(sum);
   }
 }
 
-void experts_gate_up_backward(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const ExpertRowGrads& d,
-                              Tensor& dx) {
-  const Index width = w.expert_width, model = w.model_width;
+void experts_gate_up_backward(Context& ctx, const Experts& w, const ExpertRows& rows, const ExpertRowGrads& d, Tensor& dx) {
+  const Index width = w.width(0), model = w.model_width();
   float* const sum = dx.data<float>();
-  dispatch(w.dtype, [&]<class T>(T) {
+  dispatch(w.dtype(), [&]<class T>(T) {
     by_model_columns<T>(
         ctx, rows, model, std::max(2 * width, kMaxCols), [](Index, Index) {},
         [&](const KernelTable& kt, Workspace<T>& ws, const Task& t) {
-          const Matrix &gate = w.gate[static_cast<std::size_t>(t.expert)], &up = w.up[static_cast<std::size_t>(t.expert)];
+          const ExpertMatrix gate = w.gate_matrix(t.expert), up = w.up_matrix(t.expert);
           list_lines(ws.a, t.rows, d.gate_up.data<T>() + t.row * 2 * width, 2 * width);
           list_lines(ws.b, width, matrix<T>(gate) + t.col, gate.ld);
           list_lines(ws.b + width, width, matrix<T>(up) + t.col, up.ld);
@@ -222,7 +232,7 @@ void experts_gate_up_backward(Context& ctx, const ExpertWeights& w, const Expert
 }
 
 void experts_weight_backward(Context& ctx, const ExpertRows& rows, const Tensor& x, const Tensor& dy,
-                             const ExpertRowGrads& d, ExpertGrads& grads) {
+                             const ExpertRowGrads& d, Experts& grads) {
   const KernelTable& kt = kernels();
   const Index width = d.scaled_h.dim(1), model = x.dim(1);
   // A task: some rows of the gradients of one expert's gate and up matrices, which share x, or of its down matrix. The
@@ -250,14 +260,15 @@ void experts_weight_backward(Context& ctx, const ExpertRows& rows, const Tensor&
       Workspace<T> ws(ctx, worker, kt, 2 * most_rows, most_rows);
       // gate, up: dW[f, c] += sum_r d[r, f] x[token[r], c];  down: dW[c, f] += sum_r dy[token[r], c] scaled_h[r, f]
       if (t.down) {
-        const GradMatrix& g = grads.down[t.expert];
+        const GradMatrix g(grads.down_matrix(static_cast<Index>(t.expert)));
         list_gathered(ws.a, n, dy.data<T>() + t.first, model, rows.token.data() + row);
         list_lines(ws.b, n, d.scaled_h.data<T>() + row * width, width);
         product<T>(kt, t.count, width, n, {ws.a, Lines::kAcross}, {ws.b, Lines::kAcross}, g.data + t.first * g.ld, g.ld,
                    true, ws.panels);
         return;
       }
-      const GradMatrix &gate = grads.gate[t.expert], &up = grads.up[t.expert];
+      const GradMatrix gate(grads.gate_matrix(static_cast<Index>(t.expert)));
+      const GradMatrix up(grads.up_matrix(static_cast<Index>(t.expert)));
       const T** const second = ws.a + n;
       list_lines(ws.a, n, d.gate_up.data<T>() + row * 2 * width + t.first, 2 * width);
       list_lines(second, n, d.gate_up.data<T>() + row * 2 * width + width + t.first, 2 * width);

@@ -12,14 +12,15 @@ using namespace dsmoe::cpu;
 
 namespace {
 
-MixedMatrix mixed(const Matrix& m, DType dtype) {
-  return {static_cast<const char*>(m.data), dtype, static_cast<Index>(row_bytes(dtype, m.ld))};
+MixedMatrix mixed(const ExpertMatrix& m) {
+  return {static_cast<const char*>(m.data), m.dtype, static_cast<Index>(row_bytes(m.dtype, m.ld))};
 }
+
+std::size_t z(Index i) { return static_cast<std::size_t>(i); }
 
 // Rows [row, row + rows) of expert e by columns [col, col + cols).
 struct Task {
-  std::size_t expert;
-  Index row, rows, col, cols;
+  Index expert, row, rows, col, cols;
 };
 
 // fn(first, count) for pieces of at most kMixedRows of the rows [begin, end), of even height.
@@ -31,20 +32,20 @@ void each_piece(Index begin, Index end, Fn fn) {
 
 // How the rows of the experts [first, last) are used in their products, as far as those take rounded ones.
 template <class Quantized>
-RoundedFor rounded_for(const ExpertRows& rows, std::size_t first, std::size_t last, Quantized quantized) {
+RoundedFor rounded_for(const ExpertRows& rows, Index first, Index last, Quantized quantized) {
   RoundedFor use;
-  for (std::size_t e = first; e < last; ++e) {
+  for (Index e = first; e < last; ++e) {
     if (!quantized(e)) continue;
-    each_piece(rows.offset[e], rows.offset[e + 1],
+    each_piece(rows.offset[z(e)], rows.offset[z(e) + 1],
                [&](Index, Index count) { (count <= kQuantFewRows ? use.few : use.many) = true; });
   }
   return use;
 }
 
-std::vector<std::size_t> used_experts(const ExpertRows& rows, std::size_t experts) {
-  std::vector<std::size_t> used;
-  for (std::size_t e = 0; e < experts; ++e)
-    if (rows.offset[e + 1] > rows.offset[e]) used.push_back(e);
+std::vector<Index> used_experts(const ExpertRows& rows) {
+  std::vector<Index> used;
+  for (Index e = 0; e < rows.experts(); ++e)
+    if (rows.offset[z(e) + 1] > rows.offset[z(e)]) used.push_back(e);
   return used;
 }
 
@@ -55,23 +56,25 @@ Index columns_at_a_time(Index rows, Index cols) {
 
 }  // namespace
 
-void experts_gate_up_mixed(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& x, Tensor& h) {
+void experts_gate_up_mixed(Context& ctx, const Experts& w, const ExpertRows& rows, const Tensor& x, Tensor& h) {
   const KernelTable& kt = kernels();
-  const auto quantized = [&](std::size_t e) { return is_quantized(w.forms[e].gate) || is_quantized(w.forms[e].up); };
-  const MixedRows in(ctx, x.data<float>(), rows.tokens, w.model_width, rounded_for(rows, 0, w.forms.size(), quantized));
+  const auto quantized = [&](Index e) {
+    return is_quantized(w.gate_matrix(e).dtype) || is_quantized(w.up_matrix(e).dtype);
+  };
+  const MixedRows in(ctx, x.data<float>(), rows.tokens, w.model_width(), rounded_for(rows, 0, w.count(), quantized));
   std::vector<Task> tasks;
   std::vector<Index> h_at;  // where an expert's rows begin in h
   Index numbers = 0, most_cols = 0, all_cols = 0;
-  const std::vector<std::size_t> used = used_experts(rows, w.forms.size());
-  for (const std::size_t e : used) all_cols += w.forms[e].width;
-  for (std::size_t e = 0; e < w.forms.size(); ++e) {
+  const std::vector<Index> used = used_experts(rows);
+  for (const Index e : used) all_cols += w.width(e);
+  for (Index e = 0; e < w.count(); ++e) {
     h_at.push_back(numbers);
-    const Index count = rows.offset[e + 1] - rows.offset[e], width = w.forms[e].width;
+    const Index count = rows.offset[z(e) + 1] - rows.offset[z(e)], width = w.width(e);
     const Index cols = mixed_columns_per_task(ctx, count <= kQuantFewRows ? all_cols : width, count);
     most_cols = std::max(most_cols, cols);
     numbers += count * width;
     const std::vector<Index> cuts = mixed_cuts(width, cols, count > 0 && count <= kQuantFewRows && e == used.back());
-    each_piece(rows.offset[e], rows.offset[e + 1], [&](Index row, Index here) {
+    each_piece(rows.offset[z(e)], rows.offset[z(e) + 1], [&](Index row, Index here) {
       for (std::size_t c = 0; c + 1 < cuts.size(); ++c) tasks.push_back({e, row, here, cuts[c], cuts[c + 1] - cuts[c]});
     });
   }
@@ -79,9 +82,8 @@ void experts_gate_up_mixed(Context& ctx, const ExpertWeights& w, const ExpertRow
   const Index block = std::max(kQuantFewRows * most_cols, kMixedRows * kt.quant->nr);
   ctx.pool().run(static_cast<Index>(tasks.size()), [&](Index i, int worker) {
     const Task& t = tasks[static_cast<std::size_t>(i)];
-    const ExpertForm& form = w.forms[t.expert];
-    const MixedMatrix gate = mixed(w.gate[t.expert], form.gate), up = mixed(w.up[t.expert], form.up);
-    MixedProduct product(ctx, worker, w.model_width, 2 * block);
+    const MixedMatrix gate = mixed(w.gate_matrix(t.expert)), up = mixed(w.up_matrix(t.expert));
+    MixedProduct product(ctx, worker, w.model_width(), 2 * block);
     float *const g = product.extra(), *const u = g + block;
     const std::int32_t* const token = rows.token.data() + t.row;
     const Index step = columns_at_a_time(t.rows, t.cols), last = t.col + t.cols;
@@ -90,7 +92,7 @@ void experts_gate_up_mixed(Context& ctx, const ExpertWeights& w, const ExpertRow
     const char* after_task = nullptr;
     if (next < tasks.size()) {
       const Task& n = tasks[next];
-      after_task = mixed(w.gate[n.expert], w.forms[n.expert].gate).row(n.col);
+      after_task = mixed(w.gate_matrix(n.expert)).row(n.col);
     }
     for (Index c = t.col; c < last; c += step) {
       const Index here = std::min(step, last - c);
@@ -99,26 +101,26 @@ void experts_gate_up_mixed(Context& ctx, const ExpertWeights& w, const ExpertRow
       product.run(in, token, 0, t.rows, up, c, here, u, here, after);
       for (Index r = 0; r < t.rows; ++r)
         kt.swiglu(here, g + r * here, u + r * here,
-                  out + h_at[t.expert] + (t.row + r - rows.offset[t.expert]) * form.width + c);
+                  out + h_at[z(t.expert)] + (t.row + r - rows.offset[z(t.expert)]) * w.width(t.expert) + c);
     }
   });
 }
 
-void experts_down_combine_mixed(Context& ctx, const ExpertWeights& w, const ExpertRows& rows, const Tensor& h, Tensor& y) {
+void experts_down_combine_mixed(Context& ctx, const Experts& w, const ExpertRows& rows, const Tensor& h, Tensor& y) {
   const KernelTable& kt = kernels();
-  const Index model = w.model_width;
+  const Index model = w.model_width();
   // Neighbours of one width are one block of rows.
   struct Group {
-    std::size_t first;  // expert
+    Index first;  // expert
     MixedRows rows;
   };
-  const std::vector<std::size_t> used = used_experts(rows, w.forms.size());
+  const std::vector<Index> used = used_experts(rows);
   const Index cols = mixed_columns_per_task(ctx, model, rows.tokens);
   if (rows.tokens <= kQuantFewRows) {  // the first columns, while this thread rounds the rows
     std::array<std::span<const std::byte>, ThreadPool::kMaxComing> coming;
     const std::size_t n = std::min(coming.size(), used.size());
     for (std::size_t u = 0; u < n; ++u) {
-      const MixedMatrix down = mixed(w.down[used[u]], w.forms[used[u]].down);
+      const MixedMatrix down = mixed(w.down_matrix(used[u]));
       coming[u] = {reinterpret_cast<const std::byte*>(down.data),
                    static_cast<std::size_t>(std::min(2 * cols, model) * down.row_bytes)};
     }
@@ -128,12 +130,12 @@ void experts_down_combine_mixed(Context& ctx, const ExpertWeights& w, const Expe
   std::vector<std::size_t> group_of;
   Index widest = 0;
   const float* from = h.data<float>();
-  for (std::size_t e = 0; e < w.forms.size();) {
-    const Index width = w.forms[e].width;
-    std::size_t end = e;
-    for (; end < w.forms.size() && w.forms[end].width == width; ++end) group_of.push_back(groups.size());
-    const RoundedFor use = rounded_for(rows, e, end, [&](std::size_t i) { return is_quantized(w.forms[i].down); });
-    const Index count = rows.offset[end] - rows.offset[e];
+  for (Index e = 0; e < w.count();) {
+    const Index width = w.width(e);
+    Index end = e;
+    for (; end < w.count() && w.width(end) == width; ++end) group_of.push_back(groups.size());
+    const RoundedFor use = rounded_for(rows, e, end, [&](Index i) { return is_quantized(w.down_matrix(i).dtype); });
+    const Index count = rows.offset[z(end)] - rows.offset[z(e)];
     groups.push_back({e, MixedRows(ctx, from, count, width, use)});
     from += count * width;
     widest = std::max(widest, width);
@@ -151,16 +153,14 @@ void experts_down_combine_mixed(Context& ctx, const ExpertWeights& w, const Expe
       std::memset(sum + t * model + col, 0, static_cast<std::size_t>(width) * sizeof(float));
     MixedProduct product(ctx, worker, widest, block_size);
     float* const block = product.extra();
-    const auto begin = [&](std::size_t e, Index c) {
-      return c < model ? mixed(w.down[e], w.forms[e].down).row(c) : nullptr;
-    };
+    const auto begin = [&](Index e, Index c) { return c < model ? mixed(w.down_matrix(e)).row(c) : nullptr; };
     for (std::size_t u = 0; u < used.size(); ++u) {
-      const std::size_t e = used[u];
+      const Index e = used[u];
       // After the last expert comes the next task, likely the one that lies ctx.threads() further on.
       const char* const after = u + 1 < used.size() ? begin(used[u + 1], col) : begin(used[0], cut(task + ctx.threads()));
-      const Group& group = groups[group_of[e]];
-      const MixedMatrix down = mixed(w.down[e], w.forms[e].down);
-      each_piece(rows.offset[e], rows.offset[e + 1], [&](Index row, Index count) {
+      const Group& group = groups[group_of[z(e)]];
+      const MixedMatrix down = mixed(w.down_matrix(e));
+      each_piece(rows.offset[z(e)], rows.offset[z(e) + 1], [&](Index row, Index count) {
         const Index step = columns_at_a_time(count, width);
         for (Index c = col; c < last; c += step) {
           const Index here = std::min(step, last - c);
@@ -170,7 +170,7 @@ void experts_down_combine_mixed(Context& ctx, const ExpertWeights& w, const Expe
                 reinterpret_cast<const char*>(sum + rows.token[static_cast<std::size_t>(row + r)] * model + c);
             for (Index at = 0; at < here * 4; at += 64) __builtin_prefetch(line + at, 1, 2);
           }
-          product.run(group.rows, nullptr, row - rows.offset[group.first], count, down, c, here, block, here,
+          product.run(group.rows, nullptr, row - rows.offset[z(group.first)], count, down, c, here, block, here,
                       c + here < last ? down.row(c + here) : after);
           for (Index r = 0; r < count; ++r) {
             const auto i = static_cast<std::size_t>(row + r);

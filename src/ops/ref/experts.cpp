@@ -1,6 +1,7 @@
 #include "ops/experts.h"
 
 #include <cmath>
+#include <vector>
 
 #include "ops/dispatch.h"
 
@@ -11,7 +12,7 @@ namespace {
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
 template <class T>
-double at(const Matrix& m, Index row, Index col) {
+double at(const ExpertMatrix& m, Index row, Index col) {
   return static_cast<float>(static_cast<const T*>(m.data)[row * m.ld + col]);
 }
 template <class T>
@@ -23,27 +24,27 @@ double at(const Tensor& t, Index row, Index col) {
 template <class Fn>
 void each_row(const ExpertRows& rows, Fn fn) {
   for (Index e = 0; e < rows.experts(); ++e)
-    for (Index r = rows.offset[e]; r < rows.offset[e + 1]; ++r)
-      fn(static_cast<std::size_t>(e), static_cast<std::size_t>(r));
+    for (Index r = rows.offset[static_cast<std::size_t>(e)]; r < rows.offset[static_cast<std::size_t>(e) + 1]; ++r)
+      fn(e, static_cast<std::size_t>(r));
 }
 
 }  // namespace
 
-void experts_gate_up(const ExpertWeights& w, const ExpertRows& rows, const Tensor& x, Tensor& h, ExpertActivations* keep) {
-  const Index width = w.expert_width;
-  dispatch(w.dtype, [&]<class T>(T) {
-    each_row(rows, [&](std::size_t e, std::size_t r) {
+void experts_gate_up(const Experts& w, const ExpertRows& rows, const Tensor& x, Tensor& h, ExpertActivations* keep) {
+  const Index width = w.width(0);
+  dispatch(w.dtype(), [&]<class T>(T) {
+    each_row(rows, [&](Index e, std::size_t r) {
       for (Index f = 0; f < width; ++f) {
         double gate = 0, up = 0;
-        for (Index d = 0; d < w.model_width; ++d) {
+        for (Index d = 0; d < w.model_width(); ++d) {
           const double in = at<T>(x, rows.token[r], d);
-          gate += at<T>(w.gate[e], f, d) * in;
-          up += at<T>(w.up[e], f, d) * in;
+          gate += at<T>(w.gate_matrix(e), f, d) * in;
+          up += at<T>(w.up_matrix(e), f, d) * in;
         }
         const Index i = static_cast<Index>(r) * width + f;
         // Rounded to storage before use, so that backward sees the numbers that forward used.
         const T g(static_cast<float>(gate)), u(static_cast<float>(up));
-        if (keep) keep->gate.data<T>()[i] = g, keep->up.data<T>()[i] = u;
+        if (keep) keep->gate_up.data<T>()[2 * i - f] = g, keep->gate_up.data<T>()[2 * i - f + width] = u;
         const double gd = static_cast<float>(g), ud = static_cast<float>(u);
         h.data<T>()[i] = T(static_cast<float>(gd * sigmoid(gd) * ud));
       }
@@ -51,51 +52,52 @@ void experts_gate_up(const ExpertWeights& w, const ExpertRows& rows, const Tenso
   });
 }
 
-void experts_down_combine(const ExpertWeights& w, const ExpertRows& rows, const Tensor& h, Tensor& y) {
+void experts_down_combine(const Experts& w, const ExpertRows& rows, const Tensor& h, Tensor& y) {
   std::vector<double> sum(static_cast<std::size_t>(y.numel()));
-  dispatch(w.dtype, [&]<class T>(T) {
-    each_row(rows, [&](std::size_t e, std::size_t r) {
-      for (Index d = 0; d < w.model_width; ++d) {
+  dispatch(w.dtype(), [&]<class T>(T) {
+    each_row(rows, [&](Index e, std::size_t r) {
+      for (Index d = 0; d < w.model_width(); ++d) {
         double out = 0;
-        for (Index f = 0; f < w.expert_width; ++f) out += at<T>(w.down[e], d, f) * at<T>(h, static_cast<Index>(r), f);
-        sum[static_cast<std::size_t>(rows.token[r] * w.model_width + d)] += rows.weight[r] * out;
+        for (Index f = 0; f < w.width(0); ++f) out += at<T>(w.down_matrix(e), d, f) * at<T>(h, static_cast<Index>(r), f);
+        sum[static_cast<std::size_t>(rows.token[r] * w.model_width() + d)] += rows.weight[r] * out;
       }
     });
     for (std::size_t i = 0; i < sum.size(); ++i) y.data<T>()[i] = T(static_cast<float>(sum[i]));
   });
 }
 
-void experts_down_backward(const ExpertWeights& w, const ExpertRows& rows, const Tensor& dy, const ExpertActivations& kept,
+void experts_down_backward(const Experts& w, const ExpertRows& rows, const Tensor& dy, const ExpertActivations& kept,
                            ExpertRowGrads& d) {
-  dispatch(w.dtype, [&]<class T>(T) {
-    each_row(rows, [&](std::size_t e, std::size_t r) {
+  dispatch(w.dtype(), [&]<class T>(T) {
+    each_row(rows, [&](Index e, std::size_t r) {
       double weight_grad = 0;
-      for (Index f = 0; f < w.expert_width; ++f) {
+      for (Index f = 0; f < w.width(0); ++f) {
         double dh = 0;
-        for (Index c = 0; c < w.model_width; ++c) dh += at<T>(w.down[e], c, f) * at<T>(dy, rows.token[r], c);
-        const double g = at<T>(kept.gate, static_cast<Index>(r), f), u = at<T>(kept.up, static_cast<Index>(r), f);
+        for (Index c = 0; c < w.model_width(); ++c) dh += at<T>(w.down_matrix(e), c, f) * at<T>(dy, rows.token[r], c);
+        const double g = at<T>(kept.gate_up, static_cast<Index>(r), f);
+        const double u = at<T>(kept.gate_up, static_cast<Index>(r), w.width(0) + f);
         const double s = sigmoid(g), scale = rows.weight[r];
-        const Index i = static_cast<Index>(r) * w.expert_width + f, gate = 2 * i - f, up = gate + w.expert_width;
+        const Index i = static_cast<Index>(r) * w.width(0) + f, gate = 2 * i - f, up = gate + w.width(0);
         weight_grad += dh * g * s * u;
         d.gate_up.data<T>()[gate] = T(static_cast<float>(scale * dh * u * s * (1 + g * (1 - s))));
         d.gate_up.data<T>()[up] = T(static_cast<float>(scale * dh * g * s));
         d.scaled_h.data<T>()[i] = T(static_cast<float>(scale * g * s * u));
       }
-      d.weight[r] = static_cast<float>(weight_grad);
+      d.weight.data<float>()[r] = static_cast<float>(weight_grad);
     });
   });
 }
 
-void experts_gate_up_backward(const ExpertWeights& w, const ExpertRows& rows, const ExpertRowGrads& d, Tensor& dx) {
+void experts_gate_up_backward(const Experts& w, const ExpertRows& rows, const ExpertRowGrads& d, Tensor& dx) {
   std::vector<double> sum(static_cast<std::size_t>(dx.numel()));
-  dispatch(w.dtype, [&]<class T>(T) {
-    each_row(rows, [&](std::size_t e, std::size_t r) {
-      for (Index c = 0; c < w.model_width; ++c) {
+  dispatch(w.dtype(), [&]<class T>(T) {
+    each_row(rows, [&](Index e, std::size_t r) {
+      for (Index c = 0; c < w.model_width(); ++c) {
         double s = 0;
-        for (Index f = 0; f < w.expert_width; ++f)
-          s += at<T>(w.gate[e], f, c) * at<T>(d.gate_up, static_cast<Index>(r), f) +
-               at<T>(w.up[e], f, c) * at<T>(d.gate_up, static_cast<Index>(r), w.expert_width + f);
-        sum[static_cast<std::size_t>(rows.token[r] * w.model_width + c)] += s;
+        for (Index f = 0; f < w.width(0); ++f)
+          s += at<T>(w.gate_matrix(e), f, c) * at<T>(d.gate_up, static_cast<Index>(r), f) +
+               at<T>(w.up_matrix(e), f, c) * at<T>(d.gate_up, static_cast<Index>(r), w.width(0) + f);
+        sum[static_cast<std::size_t>(rows.token[r] * w.model_width() + c)] += s;
       }
     });
   });
@@ -103,22 +105,23 @@ void experts_gate_up_backward(const ExpertWeights& w, const ExpertRows& rows, co
 }
 
 void experts_weight_backward(const ExpertRows& rows, const Tensor& x, const Tensor& dy, const ExpertRowGrads& d,
-                             ExpertGrads& grads) {
+                             Experts& grads) {
   const Index width = d.scaled_h.dim(1), model = x.dim(1);
   dispatch(x.dtype(), [&]<class T>(T) {
-    for (std::size_t e = 0; e < grads.gate.size(); ++e) {
+    for (Index e = 0; e < grads.count(); ++e) {
+      const auto to = [](const ExpertMatrix& m) { return static_cast<float*>(const_cast<void*>(m.data)); };
+      float *const dgate = to(grads.gate_matrix(e)), *const dup = to(grads.up_matrix(e));
+      float* const ddown = to(grads.down_matrix(e));
       for (Index f = 0; f < width; ++f) {
         for (Index c = 0; c < model; ++c) {
           double gate = 0, up = 0, down = 0;
-          for (Index r = rows.offset[e]; r < rows.offset[e + 1]; ++r) {
+          for (Index r = rows.offset[static_cast<std::size_t>(e)]; r < rows.offset[static_cast<std::size_t>(e) + 1]; ++r) {
             const Index t = rows.token[static_cast<std::size_t>(r)];
             gate += at<T>(d.gate_up, r, f) * at<T>(x, t, c);
             up += at<T>(d.gate_up, r, width + f) * at<T>(x, t, c);
             down += at<T>(d.scaled_h, r, f) * at<T>(dy, t, c);
           }
-          float& dg = grads.gate[e].data[f * grads.gate[e].ld + c];
-          float& du = grads.up[e].data[f * grads.up[e].ld + c];
-          float& dd = grads.down[e].data[c * grads.down[e].ld + f];
+          float &dg = dgate[f * model + c], &du = dup[f * model + c], &dd = ddown[c * width + f];
           dg = static_cast<float>(dg + gate);
           du = static_cast<float>(du + up);
           dd = static_cast<float>(dd + down);

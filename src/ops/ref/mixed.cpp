@@ -3,6 +3,7 @@
 #include "ops/mixed.h"
 
 #include <cmath>
+#include <vector>
 
 #include "ops/quantize.h"
 
@@ -37,7 +38,8 @@ std::vector<double> rounded_row(DType weights, const float* x, Index k) {
 }
 
 // w x for a matrix [n, k].
-std::vector<double> times(const Matrix& w, DType dtype, Index n, const float* x, Index k) {
+std::vector<double> times(const ExpertMatrix& w, Index n, const float* x, Index k) {
+  const DType dtype = w.dtype;
   const std::vector<double> in = rounded_row(dtype, x, k);
   std::vector<float> row(static_cast<std::size_t>(k));
   std::vector<double> out(static_cast<std::size_t>(n));
@@ -50,10 +52,11 @@ std::vector<double> times(const Matrix& w, DType dtype, Index n, const float* x,
 
 // fn(expert, row, where its hidden numbers begin) for every row.
 template <class Fn>
-void each_row(const ExpertWeights& w, const ExpertRows& rows, Fn fn) {
+void each_row(const Experts& w, const ExpertRows& rows, Fn fn) {
   Index at = 0;
-  for (std::size_t e = 0; e < w.forms.size(); ++e)
-    for (Index r = rows.offset[e]; r < rows.offset[e + 1]; ++r, at += w.forms[e].width)
+  for (Index e = 0; e < w.count(); ++e)
+    for (Index r = rows.offset[static_cast<std::size_t>(e)]; r < rows.offset[static_cast<std::size_t>(e) + 1];
+         ++r, at += w.width(e))
       fn(e, static_cast<std::size_t>(r), at);
 }
 
@@ -62,17 +65,16 @@ void each_row(const ExpertWeights& w, const ExpertRows& rows, Fn fn) {
 void linear_mixed(const Tensor& x, const Tensor& w, Tensor& y) {
   const Index n = w.dim(0), k = w.dim(1);
   for (Index t = 0; t < x.dim(0); ++t) {
-    const std::vector<double> out = times({w.raw(), k}, w.dtype(), n, x.data<float>() + t * k, k);
+    const std::vector<double> out = times({w.raw(), k, w.dtype()}, n, x.data<float>() + t * k, k);
     for (Index j = 0; j < n; ++j) y.data<float>()[t * n + j] = static_cast<float>(out[static_cast<std::size_t>(j)]);
   }
 }
 
-void experts_gate_up_mixed(const ExpertWeights& w, const ExpertRows& rows, const Tensor& x, Tensor& h) {
-  each_row(w, rows, [&](std::size_t e, std::size_t r, Index at) {
-    const ExpertForm& f = w.forms[e];
-    const float* in = x.data<float>() + rows.token[r] * w.model_width;
-    const std::vector<double> gate = times(w.gate[e], f.gate, f.width, in, w.model_width);
-    const std::vector<double> up = times(w.up[e], f.up, f.width, in, w.model_width);
+void experts_gate_up_mixed(const Experts& w, const ExpertRows& rows, const Tensor& x, Tensor& h) {
+  each_row(w, rows, [&](Index e, std::size_t r, Index at) {
+    const float* in = x.data<float>() + rows.token[r] * w.model_width();
+    const std::vector<double> gate = times(w.gate_matrix(e), w.width(e), in, w.model_width());
+    const std::vector<double> up = times(w.up_matrix(e), w.width(e), in, w.model_width());
     for (std::size_t i = 0; i < gate.size(); ++i) {
       const double g = static_cast<float>(gate[i]), u = static_cast<float>(up[i]);
       h.data<float>()[at + static_cast<Index>(i)] = static_cast<float>(g / (1 + std::exp(-g)) * u);
@@ -80,13 +82,13 @@ void experts_gate_up_mixed(const ExpertWeights& w, const ExpertRows& rows, const
   });
 }
 
-void experts_down_combine_mixed(const ExpertWeights& w, const ExpertRows& rows, const Tensor& h, Tensor& y) {
+void experts_down_combine_mixed(const Experts& w, const ExpertRows& rows, const Tensor& h, Tensor& y) {
   std::vector<double> sum(static_cast<std::size_t>(y.numel()));
-  each_row(w, rows, [&](std::size_t e, std::size_t r, Index at) {
-    const ExpertForm& f = w.forms[e];
-    const std::vector<double> out = times(w.down[e], f.down, w.model_width, h.data<float>() + at, f.width);
-    for (Index d = 0; d < w.model_width; ++d)
-      sum[static_cast<std::size_t>(rows.token[r] * w.model_width + d)] += rows.weight[r] * out[static_cast<std::size_t>(d)];
+  each_row(w, rows, [&](Index e, std::size_t r, Index at) {
+    const std::vector<double> out = times(w.down_matrix(e), w.model_width(), h.data<float>() + at, w.width(e));
+    for (Index d = 0; d < w.model_width(); ++d)
+      sum[static_cast<std::size_t>(rows.token[r] * w.model_width() + d)] +=
+          rows.weight[r] * out[static_cast<std::size_t>(d)];
   });
   for (std::size_t i = 0; i < sum.size(); ++i) y.data<float>()[i] = static_cast<float>(sum[i]);
 }

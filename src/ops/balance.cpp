@@ -1,13 +1,13 @@
-#include "moe/balance.h"
+#include "ops/balance.h"
 
 #include <vector>
 
-namespace dsmoe {
+namespace dsmoe::ops {
 
 namespace {
 
 // f_i over tokens [begin, end): count_i * E / (tokens * K), 1 when even.
-std::vector<double> load_share(const MoeConfig& c, const ops::Chosen& chosen, Index begin, Index end) {
+std::vector<double> load_share(const MoeConfig& c, const Chosen& chosen, Index begin, Index end) {
   const Index k = c.experts_per_token;
   std::vector<double> f(static_cast<std::size_t>(c.routed_experts));
   const std::int32_t* expert = chosen.experts.data<std::int32_t>();
@@ -25,8 +25,7 @@ double score_sum(const MoeConfig& c, const float* s) {
 }
 
 // sum_i f_i P_i over tokens [begin, end), P_i their mean score.
-double weighted_mean_score(const MoeConfig& c, const ops::Chosen& chosen, const std::vector<double>& f, Index begin,
-                           Index end) {
+double weighted_mean_score(const MoeConfig& c, const Chosen& chosen, const std::vector<double>& f, Index begin, Index end) {
   double total = 0;
   for (Index t = begin; t < end; ++t) {
     const float* s = chosen.scores.data<float>() + t * c.routed_experts;
@@ -52,32 +51,33 @@ std::vector<double> by_device(const MoeConfig& c, const std::vector<double>& f) 
 
 }  // namespace
 
-BalanceLosses balance_losses(const MoeConfig& c, const ops::Chosen& chosen, Index sequence_length) {
-  BalanceLosses losses;
+Tensor balance_losses_on_cpu(const MoeConfig& c, const Chosen& chosen, Index sequence_length) {
+  Tensor losses = Tensor::zeros(DType::kF64, {4});
+  double *const out = losses.data<double>(), &sequence = out[0], &batch = out[1], &device = out[2], &router_z = out[3];
   const Index tokens = chosen.scores.dim(0);
   if (tokens == 0) return losses;
   if (c.router_z_alpha > 0) {
-    for (const float z : chosen.lse.span<float>()) losses.router_z += static_cast<double>(z) * z;
-    losses.router_z *= c.router_z_alpha / static_cast<double>(tokens);
+    for (const float z : chosen.lse.span<float>()) router_z += static_cast<double>(z) * z;
+    router_z *= c.router_z_alpha / static_cast<double>(tokens);
   }
   if (c.seq_balance_alpha > 0) {
     const Index sequences = tokens / sequence_length;
     for (Index b = 0; b < sequences; ++b) {
       const Index begin = b * sequence_length, end = begin + sequence_length;
-      losses.sequence += weighted_mean_score(c, chosen, load_share(c, chosen, begin, end), begin, end);
+      sequence += weighted_mean_score(c, chosen, load_share(c, chosen, begin, end), begin, end);
     }
-    losses.sequence *= c.seq_balance_alpha / static_cast<double>(sequences);
+    sequence *= c.seq_balance_alpha / static_cast<double>(sequences);
   }
   if (c.batch_balance_alpha > 0 || c.device_balance_alpha > 0) {
     const std::vector<double> f = load_share(c, chosen, 0, tokens);
-    if (c.batch_balance_alpha > 0) losses.batch = c.batch_balance_alpha * weighted_mean_score(c, chosen, f, 0, tokens);
+    if (c.batch_balance_alpha > 0) batch = c.batch_balance_alpha * weighted_mean_score(c, chosen, f, 0, tokens);
     if (c.device_balance_alpha > 0)
-      losses.device = c.device_balance_alpha * weighted_mean_score(c, chosen, by_device(c, f), 0, tokens);
+      device = c.device_balance_alpha * weighted_mean_score(c, chosen, by_device(c, f), 0, tokens);
   }
   return losses;
 }
 
-Tensor balance_backward(const MoeConfig& c, const ops::Chosen& chosen, Index sequence_length, float scale) {
+Tensor balance_backward(const MoeConfig& c, const Chosen& chosen, Index sequence_length, float scale) {
   const Index tokens = chosen.scores.dim(0), e = c.routed_experts;
   const bool whole = c.batch_balance_alpha > 0 || c.device_balance_alpha > 0;
   if (tokens == 0 || (!whole && c.seq_balance_alpha <= 0)) return Tensor(DType::kF32, {0});
@@ -110,11 +110,11 @@ Tensor balance_backward(const MoeConfig& c, const ops::Chosen& chosen, Index seq
   return dscores;
 }
 
-Tensor router_z_backward(const MoeConfig& c, const ops::Chosen& chosen, float scale) {
+Tensor router_z_backward(const MoeConfig& c, const Chosen& chosen, float scale) {
   if (c.router_z_alpha == 0) return Tensor();
   Tensor dlse = chosen.lse.clone();
   for (float& z : dlse.span<float>()) z *= 2 * scale * c.router_z_alpha / static_cast<float>(dlse.numel());
   return dlse;
 }
 
-}  // namespace dsmoe
+}  // namespace dsmoe::ops

@@ -1,0 +1,105 @@
+#include "ops/gate.h"
+
+#include <numeric>
+
+#include "ops/backend.h"
+#include "ops/balance.h"
+#include "ops/elementwise.h"
+#include "ops/linear.h"
+#include "ops/plan.h"
+#include "ops/routing.h"
+
+namespace dsmoe::ops {
+
+namespace {
+
+void check(const MoeConfig& c, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  require(x.rank() == 2 && x.dim(1) == c.hidden_size, "[gate] x is {}, expected [T, {}]", x.shape(), c.hidden_size);
+  require(weight.shape() == Shape({c.routed_experts, c.hidden_size}), "[gate] the weight is {}, expected [{}, {}]",
+          weight.shape(), c.routed_experts, c.hidden_size);
+  require(!c.selection_bias || (bias.shape() == Shape({c.routed_experts}) && bias.dtype() == DType::kF32),
+          "[gate] the selection bias is {} {}, expected f32 [{}]", to_string(bias.dtype()), bias.shape(), c.routed_experts);
+}
+
+// Logits in the dtype of x where the gate's weight has it too, else in f32; then the choice, then the plan.
+Gated gate_on_cpu(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weight, const Tensor& bias, Index shared,
+                  const RoutingOverrides* overrides) {
+  Tensor logits = ctx.empty(DType::kF32, {x.dim(0), c.routed_experts});
+  const DType dtype = x.dtype() == weight.dtype() ? x.dtype() : DType::kF32;
+  linear(ctx, converted(ctx, x, dtype), converted(ctx, weight, dtype), logits);
+  Gated out;
+  out.chosen = route(ctx, c, logits, bias, overrides);
+  out.plan = make_plan(c, out.chosen, shared);
+  return out;
+}
+
+// [T, K]: the gradients of the chosen weights, from those of the rows.
+Tensor chosen_grads(const Plan& plan, const Tensor& row_weight_grads) {
+  require(row_weight_grads.shape() == Shape({plan.rows(), 1}),
+          "[gate_backward] the rows' gradients are {}, expected [{}, 1]", row_weight_grads.shape(), plan.rows());
+  Tensor out(DType::kF32, plan.slot_row.shape());
+  const float* const from = row_weight_grads.data<float>();
+  const std::int32_t* const row = plan.slot_row.data<std::int32_t>();
+  float* const to = out.data<float>();
+  for (Index i = 0; i < out.numel(); ++i) to[i] = from[row[i]];
+  return out;
+}
+
+Tensor gate_backward_on_cpu(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weight,
+                            const GateBackward& args, Tensor& dweight) {
+  const Tensor dscores = balance_backward(c, args.chosen, args.sequence_length, args.aux_scale);
+  const Tensor dlogits = route_backward(ctx, c, args.chosen, chosen_grads(args.plan, args.row_weight_grads), dscores,
+                                        router_z_backward(c, args.chosen, args.aux_scale));
+  const bool rounded = dweight.dtype() != DType::kF32;
+  Tensor sum = rounded ? converted(ctx, dweight, DType::kF32) : dweight;
+  if (!args.accumulate) ctx.fill_zero(sum);
+  linear_backward_weight(ctx, dlogits, converted(ctx, x, DType::kF32), sum);
+  if (rounded) convert(ctx, sum, dweight);
+  Tensor dx(DType::kF32, x.shape());
+  linear_backward_input(ctx, dlogits, converted(ctx, weight, DType::kF32), dx, /*accumulate=*/false);
+  return dx;
+}
+
+}  // namespace
+
+Gated gate(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weight, const Tensor& bias, Index shared,
+           bool training, const RoutingOverrides* overrides) {
+  check(c, x, weight, bias);
+  const auto on_cpu = [&] { return gate_on_cpu(ctx, c, x, weight, bias, shared, overrides); };
+  return on_backend(ctx, on_cpu, on_cpu, [&] {
+    require(overrides == nullptr, "routing overrides are not supported on a GPU; run this on the CPU");
+    return cuda::gate(ctx, c, x, weight, bias, shared, training);
+  });
+}
+
+Plan plan_of_one(Context& ctx, Index tokens) {
+  const auto on_cpu = [&] {
+    Plan plan;
+    plan.tokens = tokens, plan.shared = 1;
+    plan.offset = Tensor::zeros(DType::kI32, {2});
+    plan.offset.data<std::int32_t>()[1] = static_cast<std::int32_t>(tokens);
+    plan.token = Tensor(DType::kI32, {tokens});
+    plan.weight = Tensor(DType::kF32, {tokens});
+    const std::span<std::int32_t> token = plan.token.span<std::int32_t>();
+    std::iota(token.begin(), token.end(), 0);
+    for (float& w : plan.weight.span<float>()) w = 1;
+    return plan;
+  };
+  return on_backend(ctx, on_cpu, on_cpu, not_on_cuda<Plan>("plan_of_one"));
+}
+
+Tensor balance_losses(Context& ctx, const MoeConfig& c, const Chosen& chosen, Index sequence_length) {
+  const auto on_cpu = [&] { return balance_losses_on_cpu(c, chosen, sequence_length); };
+  return on_backend(ctx, on_cpu, on_cpu, [&] { return cuda::balance_losses(ctx, c, chosen, sequence_length); });
+}
+
+Tensor gate_backward(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weight, const GateBackward& args,
+                     Tensor& dweight) {
+  require(dweight.shape() == weight.shape() && (dweight.dtype() == DType::kF32 || dweight.dtype() == x.dtype()),
+          "[gate_backward] the gradient is {} {}, expected f32 or {} {}", to_string(dweight.dtype()), dweight.shape(),
+          to_string(x.dtype()), weight.shape());
+  const auto on_cpu = [&] { return gate_backward_on_cpu(ctx, c, x, weight, args, dweight); };
+  return on_backend(ctx, on_cpu, on_cpu, [&] { return cuda::gate_backward(ctx, c, x, weight, args, dweight); });
+}
+
+}  // namespace dsmoe::ops
