@@ -30,7 +30,7 @@ const std::string kOptionsIntroduction =
     "# Options\n\n"
     "Every option of the library, with its range, as it is declared in the headers named below. On the command line an "
     "option is a flag "
-    "of the\nsame name (`batch-size` is `--batch-size`); in a checkpoint it is a key of `trainer/run.json`. Commands have "
+    "of the\nsame name (`batch-size` is `--batch-size`); in a checkpoint it is a key of `run.json`. Commands have "
     "further flags of their own:\n"
     "`dsmoe COMMAND --help`. This page is generated: `dsmoe info --options > docs/options.md`; a test compares it.\n";
 
