@@ -252,6 +252,9 @@ TEST_F(GgufModel, BiasesOfQueryKeyAndValueAreRead) {
   EXPECT_TRUE(model.config().attention_bias);
   KvCache cache(model.config(), 4, DType::kF32);
   EXPECT_EQ(model.forward(ctx_, std::vector<std::int32_t>{1, 2}, cache).dim(1), 50);
+  // The file has no bias of attention's output; a folder needs one.
+  save_model(dir_ / "folder", *ModelSource::open(path), DType::kF32, 1 << 30);
+  EXPECT_TRUE(test::same_bits(load_model(dir_ / "folder").weights().layers[1].o.bias, Tensor::zeros(DType::kF32, {64})));
 }
 
 TEST_F(GgufModel, TheSameLogitsAsFromAFolder) {
