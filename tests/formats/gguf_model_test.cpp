@@ -254,6 +254,9 @@ TEST_F(GgufModel, BiasesOfQueryKeyAndValueAreRead) {
   const Transformer model = load_model(path);
   EXPECT_TRUE(model.config().attention_bias);
   EXPECT_EQ(test::logits_of(ctx_, model, std::vector<std::int32_t>{1, 2}).dim(1), 50);
+  // The file has no bias of attention's output; a folder needs one.
+  save_model(dir_ / "folder", *ModelSource::open(path), DType::kF32, 1 << 30);
+  EXPECT_TRUE(test::same_bits(load_model(dir_ / "folder").weights().layers[1].o.bias, Tensor::zeros(DType::kF32, {64})));
 }
 
 TEST_F(GgufModel, TheSameLogitsAsFromAFolder) {
