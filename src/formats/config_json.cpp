@@ -9,6 +9,7 @@
 #include <set>
 
 #include "core/fail.h"
+#include "model/families/family.h"
 
 namespace dsmoe {
 
@@ -224,7 +225,7 @@ ModelConfig read_config_json(const std::filesystem::path& file) {
 
 std::string ModelConfig::to_json() const {
   const bool fresh = source_json.empty();
-  Json out = fresh ? Json{{"architectures", {"DeepseekForCausalLM"}}} : parse(source_json);
+  Json out = fresh ? Json{{"architectures", {std::string(family_of(model_type).architecture)}}} : parse(source_json);
   const ModelConfig before = fresh ? ModelConfig() : from_object(out);
   Json unchanged = Json::object();
   visit_fields(before, [&](const char* field, const auto& value) { unchanged[field] = to_value(value); });
