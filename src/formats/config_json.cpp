@@ -9,6 +9,7 @@
 
 #include "core/fail.h"
 #include "core/json_read.h"
+#include "model/families/family.h"
 
 namespace dsmoe {
 
@@ -197,8 +198,8 @@ ModelConfig read_config_json(const std::filesystem::path& file) {
 
 std::string ModelConfig::to_json() const {
   const bool fresh = source_json.empty();
-  Json out =
-      fresh ? Json{{"architectures", {"DeepseekForCausalLM"}}} : json_read::parse_object<Json>(source_json, "config.json");
+  Json out = fresh ? Json{{"architectures", {std::string(family_of(model_type).architecture)}}}
+                   : json_read::parse_object<Json>(source_json, "config.json");
   const ModelConfig before = fresh ? ModelConfig() : from_object(out);
   Json unchanged = Json::object();
   visit_fields(before, [&](const char* field, const auto& value) { unchanged[field] = to_value(value); });

@@ -6,6 +6,7 @@
 
 #include "core/fail.h"
 #include "core/printable.h"
+#include "formats/gguf_names.h"
 
 namespace dsmoe {
 
@@ -131,6 +132,7 @@ void check_gguf_carries(const ModelConfig& c) {
          "{} is {}, which GGUF's architecture \"deepseek\" cannot carry: {}; keep the model as a Hugging Face folder",
          field, value, why);
   };
+  gguf_names(c.model_type);  // throws for a family that has none
   if (!carries_layers(c))
     refuse("moe_layer_freq", c.moe_layer_freq, "every layer after the leading dense ones is a MoE layer there");
   if (c.moe_layers() > 0 && c.norm_topk_prob && c.experts_per_token() > 1)

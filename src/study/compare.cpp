@@ -26,8 +26,9 @@ Contender counted(std::string key, std::string label, ModelConfig config, const 
   for (const Parameter& p : parameter_list(c.config)) {
     const Index n = p.shape.numel();
     c.parameters += n;
-    if (is_routed_expert(p.kind)) c.expert_parameters += n;
-    if (is_shared_expert(p.kind) || (is_dense_mlp(p.kind) && c.config.routed_experts() == 0 && base.is_moe_layer(p.layer)))
+    if (p.in(ParameterGroup::kRoutedExperts)) c.expert_parameters += n;
+    if (p.in(ParameterGroup::kSharedExperts) ||
+        (p.in(ParameterGroup::kDenseMlp) && c.config.routed_experts() == 0 && base.is_moe_layer(p.layer)))
       c.expert_parameters += n, c.active_expert_parameters += n;
   }
   if (c.config.routed_experts() > 0)

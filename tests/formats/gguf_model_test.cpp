@@ -227,9 +227,9 @@ TEST_F(GgufModel, EveryParameterComesBackBitForBit) {
     ModelWeights stored = load_gguf_weights(small_file, c), plain = load_weights(path, c, DType::kF32);
     const DType dtype = gguf_file_type(type).dtype;
     for (const Parameter& p : parameter_list(c)) {
-      const bool matrix = p.shape.rank() == 2 && p.kind != ParameterKind::kRouter;
+      const bool matrix = is_matrix(p);
       EXPECT_EQ(plain.dense(p).dtype(), DType::kF32);
-      if (matrix && p.kind != ParameterKind::kHead) {
+      if (matrix && !p.in(ParameterGroup::kHead)) {
         EXPECT_EQ(stored.dense(p).dtype(), dtype) << p.name;
       }
       std::vector<float> row(static_cast<std::size_t>(p.shape[p.shape.rank() - 1]));
