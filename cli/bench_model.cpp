@@ -72,11 +72,11 @@ struct Work {
       parameters += p.shape.numel();
       bytes += size;
       by_dtype[dtype] += size;
-      if (p.kind == ParameterKind::kEmbedding && !c.tie_word_embeddings) continue;
-      const bool routed = is_routed_expert(p.kind);
+      if (p.in(ParameterGroup::kEmbedding) && !c.tie_word_embeddings) continue;
+      const bool routed = p.in(ParameterGroup::kRoutedExperts);
       const double share =
           routed ? static_cast<double>(c.experts_per_token()) / static_cast<double>(c.routed_experts()) : 1;
-      const bool head = p.kind == ParameterKind::kHead || p.kind == ParameterKind::kEmbedding;
+      const bool head = p.in(ParameterGroup::kHead) || p.in(ParameterGroup::kEmbedding);
       (head ? head_flops : flops_per_token) += 2 * share * static_cast<double>(p.shape.numel());
       bytes_per_token += share * size;
     }

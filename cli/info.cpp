@@ -26,6 +26,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+const std::string kOptionsIntroduction =
+    "# Options\n\n"
+    "Every option of the library, with its range, as it is declared in the headers named below. On the command line an "
+    "option is a flag "
+    "of the\nsame name (`batch-size` is `--batch-size`); in a checkpoint it is a key of `run.json`. Commands have "
+    "further flags of their own:\n"
+    "`dsmoe COMMAND --help`. This page is generated: `dsmoe info --options > docs/options.md`; a test compares it.\n";
+
 std::vector<std::string> features() {
   const CpuFeatures& f = cpu_features();
   std::vector<std::string> list;
@@ -106,7 +114,7 @@ void add_info(CLI::App& program) {
   command->add_flag("--json", *json, "Print as JSON");
   command->add_flag("--options", *options, "Print docs/options.md")->group("");  // for this repository; not in --help
   command->callback([json, options] {
-    if (*options) return print(options_markdown());
+    if (*options) return print(kOptionsIntroduction + options_markdown());
     const Json info = collect();
     *json ? print_json(info) : print(report(info));
   });

@@ -10,6 +10,7 @@
 
 #include "core/fail.h"
 #include "core/log.h"
+#include "core/printable.h"
 
 namespace dsmoe::cli {
 
@@ -42,10 +43,7 @@ void put_error(const std::string& text) { static_cast<void>(std::fwrite(text.dat
 
 // A path may hold anything; this is one line.
 void print_line(std::string_view begin, std::string_view message) {
-  std::string line(message);
-  for (char& c : line)
-    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = ' ';
-  put_error(fmt::format("{}{}\n", begin, line));
+  put_error(fmt::format("{}{}\n", begin, printable(message, message.size())));
 }
 
 }  // namespace

@@ -66,13 +66,7 @@ std::string table(const char* title, const char* where) {
 }  // namespace
 
 std::string options_markdown() {
-  std::string out =
-      "# Options\n\n"
-      "Every option of the library, with its range, as it is declared in the headers named below. On the command line an "
-      "option is a flag of the\n"
-      "same name (`batch-size` is `--batch-size`); in a checkpoint it is a key of `trainer/run.json`. Commands have "
-      "further flags of their own:\n"
-      "`dsmoe COMMAND --help`. This page is generated: `dsmoe info --options > docs/options.md`; a test compares it.\n";
+  std::string out;
   out +=
       table<ModelOptions>("Loading a model", "`ModelOptions` in `include/dsmoe/model.h`; every command that runs a model.");
   out += table<SessionOptions>(

@@ -1,4 +1,4 @@
-// docs/options.md: all options of the library, from where they are declared.
+// The tables of docs/options.md: all options of the library, from where they are declared.
 #pragma once
 
 #include <string>

@@ -5,20 +5,19 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/fail.h"
+#include "core/json_read.h"
+#include "model/families/family.h"
 
 namespace dsmoe {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = json_read::OrderedJson;
 
 constexpr std::size_t kMaxBytes = std::size_t{4} << 20;  // a config.json has a few kilobytes
-constexpr int kMaxKeys = 10000;                          // keeping the order makes each key a linear search
-constexpr int kMaxDepth = 64;                            // reading and writing recurse
 
 template <class Config, class Visit>
 void visit_fields(Config& c, Visit&& visit) {
@@ -62,15 +61,8 @@ void visit_fields(Config& c, Visit&& visit) {
   visit("router_z_loss_alpha", c.router_z_loss_alpha);
 }
 
-// A value as it may appear in a message: one line, ASCII, short.
-std::string shown(const Json& value) {
-  std::string text = value.dump(-1, ' ', true);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
-  return text;
-}
-
 [[noreturn]] void wrong_type(const char* field, const Json& value, const char* expected) {
-  fail(ErrorCode::kFormat, "{} is {}; expected {}", field, shown(value), expected);
+  fail(ErrorCode::kFormat, "{} is {}; expected {}", field, json_read::shown(value), expected);
 }
 
 constexpr std::pair<const char*, DType> kDTypes[] = {
@@ -138,7 +130,8 @@ class Reader {
     if (!v.is_object() || v.size() != 2 || !v.contains("type") || !v.contains("factor"))
       wrong_type(name, v, "null or an object with exactly \"type\" and \"factor\"");
     if (v["type"] != "linear" && v["type"] != "dynamic")
-      fail(ErrorCode::kUnsupported, "{} type is {}; \"linear\" and \"dynamic\" are supported", name, shown(v["type"]));
+      fail(ErrorCode::kUnsupported, "{} type is {}; \"linear\" and \"dynamic\" are supported", name,
+           json_read::shown(v["type"]));
     out.type = v["type"] == "linear" ? RopeScalingType::kLinear : RopeScalingType::kDynamic;
     read("rope_scaling factor", v["factor"], out.factor);
   }
@@ -165,26 +158,6 @@ Json to_value(const RopeScaling& v) {
   return {{"type", v.type == RopeScalingType::kLinear ? "linear" : "dynamic"}, {"factor", v.factor}};
 }
 
-Json parse(std::string_view text) {
-  int keys = 0;
-  const auto limit = [&keys](int depth, Json::parse_event_t event, Json&) {
-    if (depth > kMaxDepth) fail(ErrorCode::kFormat, "the JSON is nested deeper than {} levels", kMaxDepth);
-    if (event == Json::parse_event_t::key && ++keys > kMaxKeys)
-      fail(ErrorCode::kFormat, "the JSON has more than {} fields, not a config.json", kMaxKeys);
-    return true;
-  };
-  Json object;
-  try {
-    object = Json::parse(text.begin(), text.end(), limit);
-  } catch (const Json::exception& error) {
-    const std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
-    const auto end = what.find("] ");
-    fail(ErrorCode::kFormat, "not valid JSON: {}", end == what.npos ? what : what.substr(end + 2));
-  }
-  if (!object.is_object()) fail(ErrorCode::kFormat, "expected a JSON object, found {}", shown(object));
-  return object;
-}
-
 ModelConfig from_object(const Json& object) {
   ModelConfig config;
   const Reader read(object);
@@ -200,8 +173,9 @@ ModelConfig from_object(const Json& object) {
 }  // namespace
 
 ModelConfig ModelConfig::from_json(std::string_view text, const std::string& source) {
+  const Json object = json_read::parse_object<Json>(text, source);
   try {
-    ModelConfig config = from_object(parse(text));
+    ModelConfig config = from_object(object);
     config.validate();
     config.source_json = text;
     return config;
@@ -224,7 +198,8 @@ ModelConfig read_config_json(const std::filesystem::path& file) {
 
 std::string ModelConfig::to_json() const {
   const bool fresh = source_json.empty();
-  Json out = fresh ? Json{{"architectures", {"DeepseekForCausalLM"}}} : parse(source_json);
+  Json out = fresh ? Json{{"architectures", {std::string(family_of(model_type).architecture)}}}
+                   : json_read::parse_object<Json>(source_json, "config.json");
   const ModelConfig before = fresh ? ModelConfig() : from_object(out);
   Json unchanged = Json::object();
   visit_fields(before, [&](const char* field, const auto& value) { unchanged[field] = to_value(value); });

@@ -27,7 +27,7 @@ void save_model(const std::filesystem::path& folder, const ModelConfig& config, 
   std::vector<io::TensorSpec> specs;
   std::uint64_t total = 0, done = 0;
   for (const Parameter& p : parameters) {
-    specs.push_back({p.name, stored_dtype(p.kind, dtype), p.shape});
+    specs.push_back({p.name, stored_dtype(p, dtype), p.shape});
     total += specs.back().bytes();
   }
   io::ShardedWriter writer(folder, specs, max_shard_bytes);

@@ -5,6 +5,7 @@
 #include "formats/gguf_export.h"
 #include "formats/lazy.h"
 #include "io/checkpoint.h"
+#include "model/families/family.h"
 
 namespace dsmoe {
 
@@ -16,7 +17,8 @@ void check_names(const io::Checkpoint& checkpoint, const ModelConfig& config) {
   std::vector<std::string> names;
   for (const Parameter& p : parameter_list(config)) names.push_back(p.name);
   // Some writers store a tied head a second time.
-  if (config.tie_word_embeddings && checkpoint.contains("lm_head.weight")) names.emplace_back("lm_head.weight");
+  const std::string head = family_of(config.model_type).name("head.weight");
+  if (config.tie_word_embeddings && checkpoint.contains(head)) names.push_back(head);
   const io::NameDifference difference = checkpoint.missing_and_extra(names);
   if (!difference.empty()) throw Error(ErrorCode::kFormat, difference.message());
 }
@@ -57,7 +59,7 @@ class FolderSource final : public ModelSource {
     if (as_stored && read_into_memory(options.storage, from.total_bytes())) from.read_into_memory(options.progress);
 
     std::vector<Tensor> tensors;
-    for (const Parameter& p : parameters) tensors.push_back(read(from, p).to(dsmoe::stored_dtype(p.kind, wanted)));
+    for (const Parameter& p : parameters) tensors.push_back(read(from, p).to(dsmoe::stored_dtype(p, wanted)));
     return listed_weights(config, parameters, std::move(tensors));
   }
 

@@ -5,7 +5,8 @@
 #include <string_view>
 
 #include "core/fail.h"
-#include "io/printable.h"
+#include "core/printable.h"
+#include "formats/gguf_names.h"
 
 namespace dsmoe {
 
@@ -43,7 +44,7 @@ RopeScaling read_scaling(const GgufMetadata& m) {
   if (type == "none" || factor == 0 || factor == 1) return {};
   if (type != "linear")
     fail(ErrorCode::kUnsupported, "{}: {} is {}; none and linear are supported", m.where(), key("rope.scaling.type"),
-         io::in_quotes(type));
+         in_quotes(type));
   return {RopeScalingType::kLinear, factor};
 }
 
@@ -52,7 +53,7 @@ void check_supported(const GgufMetadata& m) {
   const std::string architecture = m.text("general.architecture");
   if (architecture != kArchitecture)
     fail(ErrorCode::kUnsupported, "{}: architecture {} is not supported, only \"deepseek\" (DeepSeekMoE) is", m.where(),
-         io::in_quotes(architecture));
+         in_quotes(architecture));
   if (m.integer("split.count", 1) > 1)
     fail(ErrorCode::kUnsupported, "{}: one of {} parts of a model; merge them into one file first", m.where(),
          m.integer("split.count"));
@@ -131,6 +132,7 @@ void check_gguf_carries(const ModelConfig& c) {
          "{} is {}, which GGUF's architecture \"deepseek\" cannot carry: {}; keep the model as a Hugging Face folder",
          field, value, why);
   };
+  gguf_names(c.model_type);  // throws for a family that has none
   if (!carries_layers(c))
     refuse("moe_layer_freq", c.moe_layer_freq, "every layer after the leading dense ones is a MoE layer there");
   if (c.moe_layers() > 0 && c.norm_topk_prob && c.experts_per_token() > 1)

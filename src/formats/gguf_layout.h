@@ -12,8 +12,9 @@ namespace dsmoe {
 
 struct GgufTensor {
   std::string name;
+  std::string_view role;  // and traits: of the parameters that it holds
   Shape shape;
-  ParameterKind kind;
+  ParameterTraits traits;
   Index layer;
   std::vector<std::size_t> parameters;  // their numbers in the list, in the order of their rows
   Index heads = 0;                      // over 0: rows are ordered by gguf_row within each of so many heads

@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/fail.h"
-#include "io/json_text.h"
-#include "io/printable.h"
+#include "core/json_read.h"
+#include "core/printable.h"
 
 namespace dsmoe {
 
@@ -116,7 +116,7 @@ std::optional<Tokenizer> tokenizer_from_gguf(const GgufMetadata& m) {
   if (model == "none" || model == "no_vocab") return std::nullopt;
   if (model != "gpt2")
     fail(ErrorCode::kUnsupported, "{}: tokenizer {} is not supported, only \"gpt2\" (byte-level BPE) is", m.where(),
-         io::in_quotes(model));
+         in_quotes(model));
   try {
     if (m.contains(kJson)) return Tokenizer::from_json(m.text(kJson), m.text(kConfigJson, ""));
     return Tokenizer::from_parts(read_parts(m));
@@ -129,7 +129,7 @@ std::optional<Tokenizer> tokenizer_from_gguf(const GgufMetadata& m) {
 void put_no_tokenizer(GgufMetadata& m) { m.set(kModel, GgufValue::string("no_vocab")); }
 
 void put_tokenizer(const Tokenizer& tokenizer, std::int64_t vocab_size, GgufMetadata& m) {
-  const Json file = io::parse_json(tokenizer.to_json(), "tokenizer.json");
+  const Json file = json_read::parse(tokenizer.to_json(), "tokenizer.json");
   const std::string name = pipeline_name(file);
   Tokens tokens(static_cast<std::size_t>(vocab_size));
   for (const auto& [text, id] : file.at("model").at("vocab").items()) tokens.set(id.get<std::int64_t>(), text, kNormal);

@@ -6,14 +6,13 @@ namespace dsmoe {
 
 namespace {
 
-using Kind = ParameterKind;
-
 // The mixture gives more bits to the first and the last eighth of the layers and to every third between.
 bool more_bits(Index layer, Index layers) {
   return layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
 }
 
-bool is_down(Kind kind) { return kind == Kind::kDenseDown || kind == Kind::kSharedDown || kind == Kind::kExpertDown; }
+// What loses most by few bits.
+bool sensitive(const GgufTensor& t) { return t.role == "attention.v.weight" || t.role.ends_with(".down.weight"); }
 
 DType fitting(DType dtype, Index columns) {
   const auto fits = [&](DType d) { return columns % block_of(d).numbers == 0; };
@@ -43,13 +42,13 @@ const GgufFileType& gguf_file_type(std::string_view name) {
 }
 
 DType gguf_dtype(const GgufFileType& type, const ModelConfig& config, const GgufTensor& t) {
-  if (is_norm(t.kind) || is_bias(t.kind) || t.kind == Kind::kRouter) return DType::kF32;
+  if (!is_matrix(t.shape, t.traits)) return DType::kF32;
   if (!is_quantized(type.dtype)) return type.dtype;
   const Index columns = t.shape[t.shape.rank() - 1];
-  const bool head = t.kind == Kind::kHead || (t.kind == Kind::kEmbedding && config.tie_word_embeddings);
+  const bool head = t.traits.group == ParameterGroup::kHead ||
+                    (t.traits.group == ParameterGroup::kEmbedding && config.tie_word_embeddings);
   if (head && type.dtype != DType::kQ8_0) return fitting(DType::kQ6_K, columns);
-  const bool sensitive = t.kind == Kind::kValueWeight || is_down(t.kind);
-  const bool more = type.mixture && sensitive && more_bits(t.layer, config.num_hidden_layers);
+  const bool more = type.mixture && sensitive(t) && more_bits(t.layer, config.num_hidden_layers);
   return fitting(more ? DType::kQ6_K : type.dtype, columns);
 }
 

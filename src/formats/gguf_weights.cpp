@@ -12,14 +12,14 @@ namespace dsmoe {
 namespace {
 
 // Norms, biases and the router are f32 in every file, whatever the matrices are.
-bool is_matrix(ParameterKind kind) { return !is_norm(kind) && !is_bias(kind) && kind != ParameterKind::kRouter; }
+bool is_matrix(const GgufTensor& t) { return is_matrix(t.shape, t.traits); }
 
 Tensor checked(const io::GgufFile& file, const GgufTensor& t) {
   const Tensor tensor = file.tensor(t.name);
   if (tensor.shape() != t.shape)
     fail(ErrorCode::kFormat, "{}: tensor '{}' is {}, expected {}", file.path(), t.name, tensor.shape(), t.shape);
   const DType dtype = tensor.dtype();
-  if (dtype == DType::kI32 || dtype == DType::kI64 || dtype == DType::kF64 || (!is_matrix(t.kind) && is_quantized(dtype)))
+  if (dtype == DType::kI32 || dtype == DType::kI64 || dtype == DType::kF64 || (!is_matrix(t) && is_quantized(dtype)))
     fail(ErrorCode::kUnsupported, "{}: tensor '{}' is {}, which is not supported for it", file.path(), t.name,
          to_string(dtype));
   return tensor;
@@ -39,7 +39,7 @@ Tensor unpermuted(const Tensor& from, Index heads) {
 }
 
 // Readers of this architecture know no bias of attention's output, so a file with the other three has none.
-bool may_be_missing(const GgufTensor& t) { return t.kind == ParameterKind::kOutputBias; }
+bool may_be_missing(const GgufTensor& t) { return t.role == "attention.o.bias"; }
 
 }  // namespace
 
@@ -67,7 +67,7 @@ Tensor gguf_parameter(const io::GgufFile& file, const GgufTensor& t, std::size_t
   if (may_be_missing(t) && !file.contains(t.name)) return Tensor::zeros(DType::kF32, t.shape);
   const Tensor tensor = checked(file, t);
   if (t.heads > 0) return unpermuted(tensor, t.heads);
-  if (!is_routed_expert(t.kind)) return tensor;
+  if (t.traits.group != ParameterGroup::kRoutedExperts) return tensor;
   const auto expert = static_cast<Index>(number);
   return tensor.rows(expert, expert + 1).reshape({t.shape[1], t.shape[2]});
 }
@@ -84,8 +84,8 @@ ModelWeights load_gguf_weights(io::GgufFile file, const ModelConfig& config, std
   for (const GgufTensor& t : layout) {
     for (std::size_t i = 0; i < t.parameters.size(); ++i) {
       const Tensor tensor = gguf_parameter(file, t, i);
-      const bool as_it_is = !dtype && is_matrix(t.kind) && (is_quantized(tensor.dtype()) || tensor.dtype() == DType::kF16);
-      tensors[t.parameters[i]] = as_it_is ? tensor : to_plain(tensor, is_matrix(t.kind) ? compute : DType::kF32);
+      const bool as_it_is = !dtype && is_matrix(t) && (is_quantized(tensor.dtype()) || tensor.dtype() == DType::kF16);
+      tensors[t.parameters[i]] = as_it_is ? tensor : to_plain(tensor, is_matrix(t) ? compute : DType::kF32);
     }
     // The rows of the copy are used from now on; without this the map's would stay in memory beside them.
     if (t.heads > 0) file.advise(t.name, io::Advice::kDontNeed);

@@ -52,9 +52,9 @@ void check_is_model(const std::filesystem::path& path) {
     case Kind::kGguf: return;
     case Kind::kFolder:
       if (std::filesystem::exists(path / "config.json")) return;
-      fail(ErrorCode::kIo, "{} has no config.json; a model is its folder or a .gguf file", path.string());
+      fail(ErrorCode::kIo, "{} has no config.json; give the folder of a model or a .gguf file", path.string());
     case Kind::kOtherFile:
-      fail(ErrorCode::kFormat, "{} is neither a folder nor a GGUF file; a model is one of these", path.string());
+      fail(ErrorCode::kFormat, "{} is neither a folder nor a GGUF file; give one of these", path.string());
     case Kind::kNothing:
       fail(ErrorCode::kIo, "there is no model {}; give the folder of a model or a .gguf file", path.string());
   }

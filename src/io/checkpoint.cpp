@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "core/printable.h"
 #include "io/checkpoint_index.h"
-#include "io/printable.h"
 
 namespace dsmoe::io {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/fail.h"
-#include "io/json_text.h"
-#include "io/printable.h"
+#include "core/json_read.h"
+#include "core/printable.h"
 
 namespace dsmoe::io {
 
@@ -21,21 +21,15 @@ bool is_plain_name(std::string_view file) {
 }  // namespace
 
 WeightMap parse_index(std::string_view json, std::string_view where) {
-  const nlohmann::json root = parse_json(json, where);
-  if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object()) {
-    fail(ErrorCode::kFormat, "{}: expected an object \"weight_map\" from tensor names to file names", where);
-  }
+  const json_read::Json root = json_read::parse_object(json, where);
   WeightMap map;
-  for (const auto& [name, value] : root["weight_map"].items()) {
-    if (!value.is_string()) {
-      fail(ErrorCode::kFormat, "{}: tensor {}: expected a file name, found {}", where, in_quotes(name), value.type_name());
-    }
-    const auto& file = value.get_ref<const std::string&>();
-    if (!is_plain_name(file)) {
+  for (const auto& [name, value] : json_read::object(root, "weight_map", where).items()) {
+    const auto file = json_read::try_as<std::string>(value);
+    if (!file || !is_plain_name(*file)) {
       fail(ErrorCode::kFormat, "{}: tensor {}: expected the name of a .safetensors file in the same folder, found {}",
-           where, in_quotes(name), in_quotes(file));
+           where, in_quotes(name), json_read::shown(value));
     }
-    map.emplace(name, file);
+    map.emplace(name, *file);
   }
   if (map.empty()) fail(ErrorCode::kFormat, "{}: the weight_map is empty", where);
   return map;

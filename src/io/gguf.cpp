@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "core/fail.h"
-#include "io/printable.h"
+#include "core/printable.h"
 
 namespace dsmoe::io {
 

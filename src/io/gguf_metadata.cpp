@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "core/fail.h"
-#include "io/printable.h"
+#include "core/printable.h"
 
 namespace dsmoe::io {
 

@@ -4,8 +4,8 @@
 #include <unordered_set>
 
 #include "core/fail.h"
+#include "core/printable.h"
 #include "io/gguf.h"
-#include "io/printable.h"
 
 namespace dsmoe::io {
 

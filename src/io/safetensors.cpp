@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "core/fail.h"
-#include "io/printable.h"
+#include "core/printable.h"
 
 namespace dsmoe::io {
 

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <unordered_set>
 
 #include "core/fail.h"
-#include "io/printable.h"
+#include "core/json_read.h"
+#include "core/printable.h"
 
 namespace dsmoe::io {
 
@@ -42,11 +41,12 @@ const FileDType* find_dtype(std::string_view name) {
 
 constexpr std::size_t kMaxRank = 64;  // of a tensor that is not asked for; bounds the memory for hostile shapes
 
-// Reads the header as a stream of events: no tree is built, nesting deeper than the format's is refused at once,
-// and a second entry of the same name is seen (a JSON tree would keep one of the two silently).
-class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
+// The strict reader's events without its tree: a header may have 100 MB, of which a tree takes ten times that before
+// anything in it is checked, while here what the format does not have (other fields, deeper nesting) ends the reading at
+// once and messages name the tensor.
+class HeaderReader : public json_read::Events {
  public:
-  explicit HeaderReader(std::string_view where) : where_(where) {}
+  using Events::Events;
   SafetensorsHeader take() { return std::move(header_); }
 
   bool key(string_t& key) override {
@@ -61,11 +61,11 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       fresh = fields_.insert(key).second;
       field_ = key;
       if (key != "dtype" && key != "shape" && key != "data_offsets") {
-        fail(ErrorCode::kFormat, "{}: tensor {}: unknown field {}; expected dtype, shape and data_offsets", where_,
+        fail(ErrorCode::kFormat, "{}: tensor {}: unknown field {}; expected dtype, shape and data_offsets", where(),
              in_quotes(name_), in_quotes(key));
       }
     }
-    if (!fresh) fail(ErrorCode::kFormat, "{}: the header has {} twice", where_, in_quotes(key));
+    if (!fresh) fail(ErrorCode::kFormat, "{}: the header has {} twice", where(), in_quotes(key));
     return true;
   }
 
@@ -86,8 +86,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   bool end_object() override {
     if (state_ == State::kTensor && fields_.size() != 3) {
-      fail(ErrorCode::kFormat, "{}: tensor {}: expected the fields dtype, shape and data_offsets, found {} of them", where_,
-           in_quotes(name_), fields_.size());
+      fail(ErrorCode::kFormat, "{}: tensor {}: expected the fields dtype, shape and data_offsets, found {} of them",
+           where(), in_quotes(name_), fields_.size());
     }
     state_ = state_ == State::kHeader ? State::kTop : State::kHeader;
     return true;
@@ -103,7 +103,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override {
     if (state_ == State::kOffsets) {
       if (offsets_.size() != 2 || offsets_[0] > offsets_[1]) {
-        fail(ErrorCode::kFormat, "{}: tensor {}: data_offsets must be [begin, end] with begin <= end, found [{}]", where_,
+        fail(ErrorCode::kFormat, "{}: tensor {}: data_offsets must be [begin, end] with begin <= end, found [{}]", where(),
              in_quotes(name_), fmt::join(offsets_, ", "));
       }
       header_.tensors.back().offset = offsets_[0];
@@ -128,7 +128,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     if (state_ == State::kShape) {
       auto& dims = header_.tensors.back().dims;
       if (dims.size() == kMaxRank || value > static_cast<std::uint64_t>(std::numeric_limits<Index>::max())) {
-        fail(ErrorCode::kFormat, "{}: tensor {}: a shape with more than {} dimensions or the dimension {}", where_,
+        fail(ErrorCode::kFormat, "{}: tensor {}: a shape with more than {} dimensions or the dimension {}", where(),
              in_quotes(name_), kMaxRank, value);
       }
       dims.push_back(static_cast<Index>(value));
@@ -144,28 +144,23 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool boolean(bool) override { return refuse("true or false"); }
   bool number_integer(number_integer_t) override { return refuse("a negative number"); }
   bool number_float(number_float_t, const string_t&) override { return refuse("a number that is no integer"); }
-  bool binary(binary_t&) override { return refuse("binary data"); }
-  bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& e) override {
-    fail(ErrorCode::kFormat, "{}: the header is not valid JSON at byte {}: {}", where_, position, printable(e.what()));
-  }
 
  private:
   enum class State : std::uint8_t { kTop, kHeader, kMetadata, kTensor, kShape, kOffsets };
 
   [[noreturn]] bool refuse(const char* found) const {
     switch (state_) {
-      case State::kTop: fail(ErrorCode::kFormat, "{}: the header must be a JSON object, found {}", where_, found);
+      case State::kTop: fail(ErrorCode::kFormat, "{}: the header must be a JSON object, found {}", where(), found);
       case State::kHeader:
-        fail(ErrorCode::kFormat, "{}: tensor {}: expected a JSON object, found {}", where_, in_quotes(name_), found);
+        fail(ErrorCode::kFormat, "{}: tensor {}: expected a JSON object, found {}", where(), in_quotes(name_), found);
       case State::kMetadata:
-        fail(ErrorCode::kFormat, "{}: metadata {}: expected a string, found {}", where_, in_quotes(field_), found);
+        fail(ErrorCode::kFormat, "{}: metadata {}: expected a string, found {}", where(), in_quotes(field_), found);
       default:
-        fail(ErrorCode::kFormat, "{}: tensor {}: {} cannot be {}; expected a {}", where_, in_quotes(name_), field_, found,
+        fail(ErrorCode::kFormat, "{}: tensor {}: {} cannot be {}; expected a {}", where(), in_quotes(name_), field_, found,
              field_ == "dtype" ? "string" : "list of non-negative integers");
     }
   }
 
-  std::string_view where_;
   SafetensorsHeader header_;
   State state_ = State::kTop;
   std::string name_;   // the tensor that is being read
@@ -241,12 +236,8 @@ SafetensorsHeader parse_header(std::string_view json, std::uint64_t data_bytes, 
   if (json.empty() || json.front() != '{') {
     fail(ErrorCode::kFormat, "{}: the header does not begin with '{{'; this is not a safetensors file", where);
   }
-  // The JSON lexer takes a zero byte for the end of the text and would not look at what follows it.
-  if (std::memchr(json.data(), 0, json.size()) != nullptr) {
-    fail(ErrorCode::kFormat, "{}: the header has a zero byte in it", where);
-  }
-  HeaderReader reader(where);
-  nlohmann::json::sax_parse(json.begin(), json.end(), &reader);
+  HeaderReader reader(json, where);
+  reader.run();
   SafetensorsHeader header = reader.take();
   // By begin, then by end: an empty tensor comes before the one that begins at the same byte.
   std::stable_sort(header.tensors.begin(), header.tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/fail.h"
-#include "io/printable.h"
+#include "core/printable.h"
 #include "io/safetensors.h"
 
 namespace dsmoe::io {

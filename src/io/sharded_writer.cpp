@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "core/printable.h"
 #include "io/checkpoint_index.h"
 #include "io/mapped_file.h"
-#include "io/printable.h"
 
 namespace dsmoe::io {
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "core/fail.h"
-#include "io/json_text.h"
-#include "io/printable.h"
+#include "core/json_read.h"
+#include "core/printable.h"
 
 namespace dsmoe::io {
 
@@ -62,15 +62,7 @@ bool JsonlReader::next(std::string& text) {
     if (!lines_.next(line)) return false;
   } while (line.find_first_not_of(" \t") == std::string_view::npos);
   const std::string where = fmt::format("{}:{}", lines_.path(), lines_.line());
-  nlohmann::json value = parse_json(line, where);
-  if (!value.is_object() || !value.contains(field_)) {
-    fail(ErrorCode::kFormat, "{}: expected a JSON object with the field {}", where, in_quotes(field_));
-  }
-  if (!value[field_].is_string()) {
-    fail(ErrorCode::kFormat, "{}: the field {}: expected a string, found {}", where, in_quotes(field_),
-         value[field_].type_name());
-  }
-  text = std::move(value[field_].get_ref<std::string&>());
+  text = json_read::get<std::string>(json_read::parse(line, where), field_, where);
   return true;
 }
 

@@ -4,6 +4,7 @@
 
 #include "core/fail.h"
 #include "model/linear_layer.h"
+#include "model/modules.h"
 #include "ops/attention.h"
 #include "ops/elementwise.h"
 
@@ -11,19 +12,48 @@ namespace dsmoe {
 
 namespace {
 
-ops::AttentionShape shape_of(const ModelConfig& c) {
-  return {c.num_attention_heads, c.kv_heads(), c.head_dim(),
-          static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.head_dim())))};
+ops::AttentionShape shape_of(const GqaSpec& s) {
+  return {s.heads, s.kv_heads, s.head_dim, static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_dim)))};
 }
 
 }  // namespace
 
-KvLayout attention_kv_layout(const ModelConfig& c) {
-  const Index width = c.kv_heads() * c.head_dim();
+void register_parameters(const GqaSpec& s, Index width, ParameterRegistry& r) {
+  constexpr ParameterTraits kWeight{.group = ParameterGroup::kAttention, .adapter = true};
+  constexpr ParameterTraits kBias{.group = ParameterGroup::kAttention, .initial = InitialValue::kZeros, .decay = false};
+  const Index query = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  const auto bias = [&](std::string_view role, Index rows, LayerPlace at) {
+    if (s.bias) r.add(role, {rows}, kBias, at);
+  };
+  r.add("attention.q.weight", {query, width}, kWeight, [](LayerTensors& l) -> Tensor& { return l.q.weight; });
+  bias("attention.q.bias", query, [](LayerTensors& l) -> Tensor& { return l.q.bias; });
+  r.add("attention.k.weight", {kv, width}, kWeight, [](LayerTensors& l) -> Tensor& { return l.k.weight; });
+  bias("attention.k.bias", kv, [](LayerTensors& l) -> Tensor& { return l.k.bias; });
+  r.add("attention.v.weight", {kv, width}, kWeight, [](LayerTensors& l) -> Tensor& { return l.v.weight; });
+  bias("attention.v.bias", kv, [](LayerTensors& l) -> Tensor& { return l.v.bias; });
+  r.add("attention.o.weight", {width, query}, kWeight, [](LayerTensors& l) -> Tensor& { return l.o.weight; });
+  bias("attention.o.bias", width, [](LayerTensors& l) -> Tensor& { return l.o.bias; });
+}
+
+KvLayout kv_layout(const GqaSpec& s) {
+  const Index width = s.kv_heads * s.head_dim;
   return {.k_width = width, .v_width = width};
 }
 
-Tensor attention_forward(Context& ctx, const ModelConfig& c, const AttentionWeights& w, const ForwardBatch& batch,
+Index rotary_width(const GqaSpec& s) { return s.head_dim; }
+
+// The four projections; the scores, and the sum of values.
+__int128 multiply_adds(const GqaSpec& s, Index width, Index context) {
+  const __int128 query = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  return 2 * width * (query + kv) + 2 * query * context;
+}
+
+// q, k, v, out; lse.
+Index kept_bytes(const GqaSpec& s, Index, Index element) {
+  return element * 2 * (s.heads + s.kv_heads) * s.head_dim + 4 * s.heads;
+}
+
+Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const ForwardBatch& batch,
                          const ops::RopeAngles& rope, Index layer, const Tensor& h, AttentionSaved* saved) {
   std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
   ops::apply_rope(ctx, qkv[0], rope);
@@ -37,13 +67,13 @@ Tensor attention_forward(Context& ctx, const ModelConfig& c, const AttentionWeig
   }
   const Tensor q = ops::converted(ctx, qkv[0], k.dtype());  // attention is computed in the dtype of the cache
   Tensor out = ctx.empty(q.dtype(), q.shape()), lse;
-  if (saved) lse = ctx.empty(DType::kF32, {c.num_attention_heads, h.dim(0)});
-  ops::attention(ctx, shape_of(c), q, k, v, batch.slices(), out, saved ? &lse : nullptr);
+  if (saved) lse = ctx.empty(DType::kF32, {spec.heads, h.dim(0)});
+  ops::attention(ctx, shape_of(spec), q, k, v, batch.slices(), out, saved ? &lse : nullptr);
   if (saved) *saved = {q, k, v, out, lse};
   return linear_forward(ctx, ops::converted(ctx, out, h.dtype()), w.o, DType::kF32);
 }
 
-Tensor attention_backward(Context& ctx, const ModelConfig& c, const AttentionWeights& w, const ForwardBatch& batch,
+Tensor attention_backward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const ForwardBatch& batch,
                           const ops::RopeAngles& rope, const Tensor& h, const AttentionSaved& saved, const Tensor& dy,
                           AttentionGrads& grads) {
   Tensor dout = ctx.empty(DType::kF32, saved.out.shape());
@@ -51,7 +81,7 @@ Tensor attention_backward(Context& ctx, const ModelConfig& c, const AttentionWei
 
   Tensor dq = ctx.empty(DType::kF32, saved.q.shape()), dk = ctx.empty(DType::kF32, saved.k.shape());
   Tensor dv = ctx.empty(DType::kF32, saved.v.shape());
-  ops::attention_backward(ctx, shape_of(c), saved.q, saved.k, saved.v, batch.slices(), saved.out, saved.lse,
+  ops::attention_backward(ctx, shape_of(spec), saved.q, saved.k, saved.v, batch.slices(), saved.out, saved.lse,
                           ops::converted(ctx, dout, h.dtype()), dq, dk, dv);
   ops::apply_rope(ctx, dq, rope, /*inverse=*/true);
   ops::apply_rope(ctx, dk, rope, /*inverse=*/true);

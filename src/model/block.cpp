@@ -3,29 +3,80 @@
 #include <utility>
 
 #include "model/mlp.h"
+#include "model/modules.h"
 #include "ops/elementwise.h"
 #include "ops/rms_norm.h"
 
 namespace dsmoe {
 
-Block::Block(const ModelConfig& config, const LayerTensors& weights, Index layer, DType dtype)
-    : config_(config), w_(weights), layer_(layer), dtype_(dtype) {
-  if (config.is_moe_layer(layer)) moe_.emplace(config.moe(layer), weights.moe());
+namespace {
+
+// Calls one of the overloads of modules.h for what the layer has.
+template <class Fn>
+auto of_attention(const LayerSpec& spec, Fn fn) {
+  return std::visit(fn, spec.attention);
+}
+template <class Fn>
+auto of_feed_forward(const LayerSpec& spec, Fn fn) {
+  return std::visit(fn, spec.feed_forward);
+}
+
+}  // namespace
+
+void register_parameters(const LayerSpec& spec, Index width, ParameterRegistry& r) {
+  of_attention(spec, [&](const auto& s) { register_parameters(s, width, r); });
+  of_feed_forward(spec, [&](const auto& s) { register_parameters(s, width, r); });
+  constexpr ParameterTraits kNorm{.group = ParameterGroup::kNorm, .initial = InitialValue::kOnes, .decay = false};
+  r.add("attention_norm.weight", {width}, kNorm, [](LayerTensors& l) -> Tensor& { return l.input_norm; });
+  r.add("feed_forward_norm.weight", {width}, kNorm, [](LayerTensors& l) -> Tensor& { return l.post_attention_norm; });
+}
+
+KvLayout kv_layout(const LayerSpec& spec) {
+  return of_attention(spec, [](const auto& s) { return kv_layout(s); });
+}
+
+Index rotary_width(const LayerSpec& spec) {
+  return of_attention(spec, [](const auto& s) { return rotary_width(s); });
+}
+
+ExpertsShape experts_shape(const LayerSpec& spec) {
+  return of_feed_forward(spec, [](const auto& s) { return experts_shape(s); });
+}
+
+__int128 multiply_adds(const LayerSpec& spec, Index width, Index context) {
+  const auto count = [&](const auto& s) { return multiply_adds(s, width, context); };
+  return of_attention(spec, count) + of_feed_forward(spec, count);
+}
+
+// Besides what the modules keep, x_in and x_mid.
+Index kept_bytes(const LayerSpec& spec, Index width, Index element) {
+  const auto count = [&](const auto& s) { return kept_bytes(s, width, element); };
+  return 2 * 4 * width + of_attention(spec, count) + of_feed_forward(spec, count);
+}
+
+Block::Block(const ModelSpec& spec, const LayerTensors& weights, Index layer, DType dtype)
+    : eps_(static_cast<float>(spec.norm_eps)),
+      spec_(spec.layers[static_cast<std::size_t>(layer)]),
+      w_(weights),
+      layer_(layer),
+      dtype_(dtype) {
+  if (const auto* const moe = std::get_if<MoeConfig>(&spec_.feed_forward)) moe_.emplace(*moe, weights.moe());
 }
 
 Tensor Block::norm(Context& ctx, const Tensor& x, const Tensor& weight) const {
   Tensor h = ctx.empty(dtype_, x.shape());
-  ops::rms_norm(ctx, x, weight, static_cast<float>(config_.rms_norm_eps), h);
+  ops::rms_norm(ctx, x, weight, eps_, h);
   return h;
 }
 
 void Block::forward(Context& ctx, const Pass& pass, Tensor& x, BlockSaved* saved) const {
   if (saved) saved->x_in = x.clone();
   pass.prefetch.before_attention(layer_);
-  ops::add(ctx,
-           attention_forward(ctx, config_, w_, pass.batch, pass.rope, layer_, norm(ctx, x, w_.input_norm),
-                             saved ? &saved->attention : nullptr),
-           x);
+  const auto attend = [&](const auto& spec) {
+    return attention_forward(ctx, spec, w_, pass.batch, pass.rope, layer_, norm(ctx, x, w_.input_norm),
+                             saved ? &saved->attention : nullptr);
+  };
+  ops::add(ctx, of_attention(spec_, attend), x);
   if (saved) saved->x_mid = x.clone();
   pass.prefetch.before_feed_forward(layer_);
   const Tensor y = feed_forward(ctx, pass, norm(ctx, x, w_.post_attention_norm), saved);
@@ -50,18 +101,20 @@ Tensor Block::feed_forward(Context& ctx, const Pass& pass, const Tensor& h, Bloc
 void Block::backward(Context& ctx, const Pass& pass, const BlockSaved& saved, Tensor& dx, LayerTensors& grads,
                      float aux_scale) const {
   const DType dtype = dtype_;
-  const auto eps = static_cast<float>(config_.rms_norm_eps);
   const Tensor dmlp = ops::converted(ctx, dx, dtype);
   MoeGradients moe_grads = grads.moe_gradients();
   const Tensor dh = moe_ ? moe_->backward(ctx, dmlp, saved.moe, moe_grads, {.aux_scale = aux_scale})
                          : mlp_backward(ctx, w_.experts, saved.mlp_input, dmlp, saved.mlp, grads.experts);
-  ops::rms_norm_backward(ctx, dh, saved.x_mid, w_.post_attention_norm, eps, dx, grads.post_attention_norm);
+  ops::rms_norm_backward(ctx, dh, saved.x_mid, w_.post_attention_norm, eps_, dx, grads.post_attention_norm);
 
   // The normed input is recomputed: it is cheap, and need not be kept.
   const Tensor h = norm(ctx, saved.x_in, w_.input_norm);
-  const Tensor dattention = attention_backward(ctx, config_, w_, pass.batch, pass.rope, h, saved.attention,
-                                               ops::converted(ctx, dx, dtype), grads);
-  ops::rms_norm_backward(ctx, ops::converted(ctx, dattention, dtype), saved.x_in, w_.input_norm, eps, dx, grads.input_norm);
+  const Tensor dy = ops::converted(ctx, dx, dtype);
+  const Tensor dattention = of_attention(spec_, [&](const auto& spec) {
+    return attention_backward(ctx, spec, w_, pass.batch, pass.rope, h, saved.attention, dy, grads);
+  });
+  ops::rms_norm_backward(ctx, ops::converted(ctx, dattention, dtype), saved.x_in, w_.input_norm, eps_, dx,
+                         grads.input_norm);
 }
 
 }  // namespace dsmoe

@@ -10,6 +10,7 @@
 #include "model/forward_batch.h"
 #include "model/hooks.h"
 #include "model/prefetch.h"
+#include "model/spec.h"
 #include "model/weights.h"
 #include "ops/experts.h"
 
@@ -35,7 +36,7 @@ struct BlockSaved {
 class Block {
  public:
   // `dtype`: that of the activations.
-  Block(const ModelConfig& config, const LayerTensors& weights, Index layer, DType dtype);
+  Block(const ModelSpec& spec, const LayerTensors& weights, Index layer, DType dtype);
 
   // `saved` (null in inference) is filled for backward.
   void forward(Context& ctx, const Pass& pass, Tensor& x, BlockSaved* saved) const;
@@ -43,11 +44,14 @@ class Block {
   void backward(Context& ctx, const Pass& pass, const BlockSaved& saved, Tensor& dx, LayerTensors& grads,
                 float aux_scale) const;
 
+  Index routed_experts() const { return moe_ ? moe_->config().routed_experts : 0; }
+
  private:
   Tensor norm(Context& ctx, const Tensor& x, const Tensor& weight) const;
   Tensor feed_forward(Context& ctx, const Pass& pass, const Tensor& h, BlockSaved* saved) const;
 
-  const ModelConfig& config_;
+  float eps_;
+  const LayerSpec& spec_;
   const LayerTensors& w_;
   Index layer_;
   DType dtype_;

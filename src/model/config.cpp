@@ -3,6 +3,7 @@
 
 #include "core/fail.h"
 #include "dsmoe/model_config.h"
+#include "model/families/family.h"
 
 namespace dsmoe {
 
@@ -67,8 +68,8 @@ void check_moe(const ModelConfig& c) {
   check_size("moe_layer_freq", c.moe_layer_freq);
   check_size("first_k_dense_replace", c.first_k_dense_replace, 0);
   const auto coefficient = [](const char* field, double value) {
-    require(std::isfinite(value) && value >= 0, "{} is {}; it must be finite and not negative, 0 turns the balance loss off",
-            field, value);
+    require(std::isfinite(value) && value >= 0,
+            "{} is {}; it must be finite and not negative, 0 turns the balance loss off", field, value);
   };
   coefficient("aux_loss_alpha", c.aux_loss_alpha);
   coefficient("device_aux_loss_alpha", c.device_aux_loss_alpha);
@@ -109,30 +110,10 @@ void check_total(const ModelConfig& c) {
           c.vocab_size, c.hidden_size, c.num_hidden_layers, c.routed_experts(), kMaxParameters);
 }
 
-// Valid elsewhere, not implemented by this model type.
-void check_supported(const ModelConfig& c) {
-  const auto supported = [](bool ok, const char* field, const std::string& value, const char* what) {
-    if (!ok) fail(ErrorCode::kUnsupported, "{} is \"{}\"; {}", field, value, what);
-  };
-  supported(c.model_type == "deepseek", "model_type", c.model_type, "only \"deepseek\" is supported");
-  supported(c.scoring_func == "softmax", "scoring_func", c.scoring_func,
-            "only \"softmax\" is supported for this model_type");
-  supported(c.topk_method == "greedy" || c.selection_bias(), "topk_method", c.topk_method,
-            "\"greedy\" and \"noaux_tc\" are supported for this model_type");
-  supported(c.hidden_act == "silu", "hidden_act", c.hidden_act, "only \"silu\" is supported");
-  if (c.mlp_bias) fail(ErrorCode::kUnsupported, "mlp_bias is true; experts with a bias are not supported, only false is");
-  if (c.pretraining_tp != 1)
-    fail(ErrorCode::kUnsupported,
-         "pretraining_tp is {}; only 1 is supported: the reference's sliced path cannot run MoE layers, and 1 gives the "
-         "same "
-         "results with the same weights, so write 1",
-         c.pretraining_tp);
-}
-
 }  // namespace
 
 void ModelConfig::validate() const {
-  check_supported(*this);
+  family_of(model_type).check(*this);
   check_sizes(*this);
   check_attention(*this);
   check_rope(*this);
@@ -156,23 +137,13 @@ Index ModelConfig::moe_layers() const {
 }
 
 MoeConfig ModelConfig::moe(Index layer) const {
-  require(layer >= 0 && layer < num_hidden_layers && is_moe_layer(layer), "layer {} of {} is not a MoE layer", layer,
-          num_hidden_layers);
-  MoeConfig m;
-  m.hidden_size = hidden_size;
-  m.expert_size = moe_intermediate_size;
-  m.routed_experts = routed_experts();
-  m.shared_experts = shared_experts();
-  m.experts_per_token = experts_per_token();
-  m.norm_topk_prob = norm_topk_prob;
-  m.selection_bias = selection_bias();
-  m.device_balance_alpha = static_cast<float>(device_aux_loss_alpha);
-  m.devices = aux_loss_devices;
-  m.router_z_alpha = static_cast<float>(router_z_loss_alpha);
-  (seq_aux ? m.seq_balance_alpha : m.batch_balance_alpha) = static_cast<float>(aux_loss_alpha);
-  m.layer_index = static_cast<int>(layer);
-  m.validate();
-  return m;
+  const ModelSpec spec = spec_of(*this);
+  const bool known = layer >= 0 && layer < static_cast<Index>(spec.layers.size());
+  const auto* const moe =
+      known ? std::get_if<MoeConfig>(&spec.layers[static_cast<std::size_t>(layer)].feed_forward) : nullptr;
+  require(moe != nullptr, "layer {} of {} is not a MoE layer", layer, num_hidden_layers);
+  moe->validate();
+  return *moe;
 }
 
 }  // namespace dsmoe

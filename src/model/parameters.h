@@ -1,61 +1,110 @@
-// Every tensor of a model, in the order of the reference's state dict: the one list that counting, initialising,
-// loading and saving go by.
+// Every tensor of a model, in the order of the reference's state dict: the one list that counting, initialising, loading,
+// saving and training go by. Each module registers its own parameters (modules.h), with all that others need to know
+// about them; nobody asks which parameter it is.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 #include "dsmoe/model_config.h"
 #include "dsmoe/tensor.h"
+#include "model/spec.h"
 
 namespace dsmoe {
 
-enum class ParameterKind : std::uint8_t {
-  kEmbedding,  // [V, D]
-  kQueryWeight,
-  kQueryBias,
-  kKeyWeight,
-  kKeyBias,
-  kValueWeight,
-  kValueBias,
-  kOutputWeight,
-  kOutputBias,
-  kRouter,      // [E, D]
-  kRouterBias,  // [E] for choosing; always f32, moved by balancing and never by gradients
-  kExpertGate,  // [F, D], of one routed expert
-  kExpertUp,    // [F, D]
-  kExpertDown,  // [D, F]
-  kSharedGate,  // [S * F, D]: the shared experts, one after another
-  kSharedUp,    // [S * F, D]
-  kSharedDown,  // [D, S * F]
-  kDenseGate,   // [I, D]
-  kDenseUp,     // [I, D]
-  kDenseDown,   // [D, I]
-  kInputNorm,
-  kPostAttentionNorm,
-  kFinalNorm,
-  kHead,  // [V, D]; absent when tied to the embedding
+struct LayerTensors;
+struct ModelTensors;
+
+// What a parameter counts for.
+enum class ParameterGroup : std::uint8_t {
+  kEmbedding,
+  kAttention,
+  kDenseMlp,
+  kRoutedExperts,
+  kSharedExperts,
+  kRouter,
+  kNorm,
+  kHead,
 };
+
+enum class InitialValue : std::uint8_t {
+  kNormal,   // deviation initializer_range
+  kUniform,  // in ±1/sqrt(columns)
+  kOnes,
+  kZeros,
+};
+
+struct ParameterTraits {
+  ParameterGroup group = ParameterGroup::kEmbedding;
+  InitialValue initial = InitialValue::kNormal;
+  bool decay = true;        // weight decay
+  bool gradient = true;     // without, it is never changed by the optimizer
+  bool always_f32 = false;  // in memory and in a checkpoint, whatever the dtype of the model
+  bool adapter = false;     // LoRA trains a product of two thin matrices in its place
+  bool activated = true;    // counts for one token; of a layer's routed experts, as many as a token chooses
+};
+
+enum class ExpertPart : std::uint8_t { kGate, kUp, kDown };
+
+// A matrix of the layer's experts. Routed ones (Parameter::expert says which) are the last `experts` of them; else it is
+// all the first `experts` as one wide MLP: the shared ones, or the one of a dense layer.
+struct ExpertPlace {
+  ExpertPart part;
+  Index experts;
+};
+
+// Where the numbers are in ModelTensors: a tensor of the model's or of the layer's own, or a part of the layer's experts.
+using ModelPlace = Tensor& (*)(ModelTensors&);
+using LayerPlace = Tensor& (*)(LayerTensors&);
+using Place = std::variant<ModelPlace, LayerPlace, ExpertPlace>;
 
 struct Parameter {
-  std::string name;  // as in the checkpoint
+  std::string name;       // as in the checkpoint; the family's
+  std::string_view role;  // the module's own, such as "attention.q.weight"; the same in every family, layer and expert
   Shape shape;
-  ParameterKind kind;
+  ParameterTraits traits;
+  Place place;
   Index layer = -1;   // -1 outside the layers
   Index expert = -1;  // -1 outside the routed experts
+
+  bool in(ParameterGroup group) const { return traits.group == group; }
 };
 
-bool is_norm(ParameterKind kind);
-bool is_bias(ParameterKind kind);
-bool is_routed_expert(ParameterKind kind);
-bool is_shared_expert(ParameterKind kind);
-bool is_dense_mlp(ParameterKind kind);
-bool is_router(ParameterKind kind);  // weight and bias
-bool is_attention(ParameterKind kind);  // weights and biases of the four projections
-bool has_gradient(ParameterKind kind);
+// Rows are multiplied with it, so it is what gets quantized; vectors and the router stay f32 there.
+inline bool is_matrix(const Shape& shape, const ParameterTraits& traits) {
+  return shape.rank() >= 2 && traits.group != ParameterGroup::kRouter;
+}
+inline bool is_matrix(const Parameter& p) { return is_matrix(p.shape, p.traits); }
 // What a parameter is kept in, in a model of `dtype`.
-DType stored_dtype(ParameterKind kind, DType dtype);
+inline DType stored_dtype(const Parameter& p, DType dtype) { return p.traits.always_f32 ? DType::kF32 : dtype; }
 
-std::vector<Parameter> parameter_list(const ModelConfig& config);  // validates the config first
+// Modules add to it, in the order of the list. Roles are string literals.
+class ParameterRegistry {
+ public:
+  void enter_layer(Index layer) { layer_ = layer; }  // what follows belongs to it; -1 outside the layers
+  void add(std::string_view role, Shape shape, const ParameterTraits& traits, ModelPlace at) {
+    list_.push_back({{}, role, shape, traits, at, -1, -1});
+  }
+  void add(std::string_view role, Shape shape, const ParameterTraits& traits, LayerPlace at) {
+    list_.push_back({{}, role, shape, traits, at, layer_, -1});
+  }
+  void add(std::string_view role, Shape shape, const ParameterTraits& traits, ExpertPlace at, Index expert = -1) {
+    list_.push_back({{}, role, shape, traits, at, layer_, expert});
+  }
+  std::vector<Parameter> take() { return std::move(list_); }
+
+ private:
+  std::vector<Parameter> list_;
+  Index layer_ = -1;
+};
+
+// Without names: what the modules of a spec register.
+std::vector<Parameter> registered_parameters(const ModelSpec& spec);
+// With the names of the config's family; validates the config first.
+std::vector<Parameter> parameter_list(const ModelConfig& config);
 
 }  // namespace dsmoe

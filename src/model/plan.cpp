@@ -4,11 +4,38 @@
 #include <limits>
 
 #include "core/fail.h"
-#include "model/parameters.h"
+#include "model/families/family.h"
+#include "model/modules.h"
 
 namespace dsmoe {
 
 namespace {
+
+using Group = ParameterGroup;
+
+// What counts for each group.
+constexpr std::pair<Group, Index ParameterCount::*> kFields[] = {
+    {Group::kEmbedding, &ParameterCount::embedding},
+    {Group::kAttention, &ParameterCount::attention},
+    {Group::kDenseMlp, &ParameterCount::dense_mlp},
+    {Group::kRoutedExperts, &ParameterCount::routed_experts},
+    {Group::kSharedExperts, &ParameterCount::shared_experts},
+    {Group::kRouter, &ParameterCount::router},
+    {Group::kNorm, &ParameterCount::norm},
+    {Group::kHead, &ParameterCount::head},
+};
+
+Index ParameterCount::*field_of(Group group) {
+  for (const auto& [g, field] : kFields)
+    if (g == group) return field;
+  fail(ErrorCode::kInternal, "internal error: no count for group {}", static_cast<int>(group));
+}
+
+// The spec of a config that has been checked: sums over it do not overflow.
+ModelSpec checked_spec(const ModelConfig& config) {
+  config.validate();
+  return spec_of(config);
+}
 
 // Numbers of parameters are bounded by ModelConfig::validate, products with a context are not.
 Index checked(__int128 value, const char* what) {
@@ -25,7 +52,7 @@ void check_context(Index context) {
 Index quantized_bytes(const Parameter& p, Index block_bytes) {
   constexpr Index kBlock = 32;
   const Index n = p.shape.numel();
-  if (p.shape.rank() < 2 || p.kind == ParameterKind::kRouter) return 4 * n;
+  if (!is_matrix(p)) return 4 * n;
   return p.shape[1] % kBlock == 0 ? n / kBlock * block_bytes : 2 * n;
 }
 
@@ -33,36 +60,24 @@ Index quantized_bytes(const Parameter& p, Index block_bytes) {
 
 ParameterCount count_parameters(const ModelConfig& config) {
   ParameterCount count;
-  for (const Parameter& p : parameter_list(config)) {
+  for (const Parameter& p : registered_parameters(checked_spec(config))) {
     const Index n = p.shape.numel();
     ++count.tensors;
     count.total += n;
-    const bool runs = p.expert < config.experts_per_token();  // which K run does not matter: all are alike
-    const bool moe = is_routed_expert(p.kind) || is_shared_expert(p.kind) || is_router(p.kind);
-    if (runs) count.activated += n;
-    if (runs && moe) count.moe_activated += n;
-    if (p.kind == ParameterKind::kEmbedding) count.embedding += n;
-    if (is_attention(p.kind)) count.attention += n;
-    if (is_dense_mlp(p.kind)) count.dense_mlp += n;
-    if (is_routed_expert(p.kind)) count.routed_experts += n;
-    if (is_shared_expert(p.kind)) count.shared_experts += n;
-    if (is_router(p.kind)) count.router += n;
-    if (is_norm(p.kind)) count.norm += n;
-    if (p.kind == ParameterKind::kHead) count.head += n;
+    count.*field_of(p.traits.group) += n;
+    if (!p.traits.activated) continue;
+    count.activated += n;
+    if (p.in(Group::kRoutedExperts) || p.in(Group::kSharedExperts) || p.in(Group::kRouter)) count.moe_activated += n;
   }
   return count;
 }
 
 Index forward_flops(const ModelConfig& config, Index context) {
   check_context(context);
-  Index multiply_adds = config.vocab_size * config.hidden_size;  // the head, tied or not
-  for (const Parameter& p : parameter_list(config)) {
-    const bool product = p.shape.rank() == 2 && p.kind != ParameterKind::kEmbedding && p.kind != ParameterKind::kHead;
-    if (product && p.expert < config.experts_per_token()) multiply_adds += p.shape.numel();
-  }
-  const __int128 attention = static_cast<__int128>(2) * config.num_hidden_layers * config.num_attention_heads *
-                             config.head_dim() * context;  // scores, and the sum of values
-  return checked(2 * (multiply_adds + attention), "the number of FLOPs per token");
+  const ModelSpec spec = checked_spec(config);
+  __int128 sum = static_cast<__int128>(spec.vocab) * spec.width;  // the head, tied or not
+  for (const LayerSpec& layer : spec.layers) sum += multiply_adds(layer, spec.width, context);
+  return checked(2 * sum, "the number of FLOPs per token");
 }
 
 Index training_flops(const ModelConfig& config, Index context) {
@@ -72,14 +87,15 @@ Index training_flops(const ModelConfig& config, Index context) {
 InferenceMemory inference_memory(const ModelConfig& config, Index context) {
   check_context(context);
   InferenceMemory memory;
-  for (const Parameter& p : parameter_list(config)) {
+  const ModelSpec spec = checked_spec(config);
+  for (const Parameter& p : registered_parameters(spec)) {
     memory.weights_f32 += 4 * p.shape.numel();
     memory.weights_bf16 += 2 * p.shape.numel();
     memory.weights_q8_0 += quantized_bytes(p, 34);
     memory.weights_q4_0 += quantized_bytes(p, 18);
   }
-  const __int128 per_token =
-      static_cast<__int128>(2) * 2 * config.num_hidden_layers * config.kv_heads() * config.head_dim();  // keys, values
+  __int128 per_token = 0;
+  for (const LayerSpec& layer : spec.layers) per_token += 2 * (kv_layout(layer).k_width + kv_layout(layer).v_width);
   memory.kv_per_token = checked(per_token, "the KV cache of a token");
   memory.kv_context = checked(per_token * context, "the KV cache");
   return memory;

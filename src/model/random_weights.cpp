@@ -12,17 +12,17 @@ namespace dsmoe {
 
 Tensor initial_tensor(const ModelConfig& config, const Parameter& p, std::size_t number, std::uint64_t seed, DType dtype,
                       Context& ctx) {
-  Tensor t(stored_dtype(p.kind, dtype), p.shape);
+  Tensor t(stored_dtype(p, dtype), p.shape);
   const Philox rng(seed, number);
-  const auto bound = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.hidden_size)));
+  const auto bound = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.shape[p.shape.rank() - 1])));
   const auto deviation = static_cast<float>(config.initializer_range);
   // Numbers 4i to 4i + 3 of the tensor.
   const auto draw = [&](std::uint64_t i) -> std::array<float, 4> {
-    if (is_norm(p.kind)) return {1, 1, 1, 1};
-    if (is_bias(p.kind)) return {};
+    if (p.traits.initial == InitialValue::kOnes) return {1, 1, 1, 1};
+    if (p.traits.initial == InitialValue::kZeros) return {};
     std::array<float, 4> four = rng.normals(i);
     for (std::size_t j = 0; j < 4; ++j)
-      four[j] = p.kind == ParameterKind::kRouter ? bound * (2 * rng.uniform(4 * i + j) - 1) : deviation * four[j];
+      four[j] = p.traits.initial == InitialValue::kUniform ? bound * (2 * rng.uniform(4 * i + j) - 1) : deviation * four[j];
     return four;
   };
   ops::dispatch(t.dtype(), [&]<class T>(T) {
@@ -35,7 +35,7 @@ Tensor initial_tensor(const ModelConfig& config, const Parameter& p, std::size_t
         for (Index j = 0; j < std::min<Index>(4, end - i); ++j) to[i + j] = T(four[static_cast<std::size_t>(j)]);
       }
     });
-    if (p.kind == ParameterKind::kEmbedding && config.pad_token_id) {
+    if (p.in(ParameterGroup::kEmbedding) && config.pad_token_id) {
       const Index row = *config.pad_token_id, width = p.shape[1];
       if (row < p.shape[0]) std::fill_n(to + row * width, width, T(0.0f));
     }

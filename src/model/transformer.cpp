@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "core/fail.h"
+#include "model/families/family.h"
+#include "model/modules.h"
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
@@ -23,17 +25,39 @@ std::unique_ptr<ModelConfig> validated(ModelConfig config) {
 
 }  // namespace
 
+void register_parameters(const ModelSpec& spec, ParameterRegistry& r) {
+  r.add("embedding.weight", {spec.vocab, spec.width}, {.group = ParameterGroup::kEmbedding},
+        [](ModelTensors& m) -> Tensor& { return m.embedding; });
+  for (std::size_t l = 0; l < spec.layers.size(); ++l) {
+    r.enter_layer(static_cast<Index>(l));
+    register_parameters(spec.layers[l], spec.width, r);
+  }
+  r.enter_layer(-1);
+  r.add("final_norm.weight", {spec.width}, {.group = ParameterGroup::kNorm, .initial = InitialValue::kOnes, .decay = false},
+        [](ModelTensors& m) -> Tensor& { return m.final_norm; });
+  if (!spec.tied_head)
+    r.add("head.weight", {spec.vocab, spec.width}, {.group = ParameterGroup::kHead},
+          [](ModelTensors& m) -> Tensor& { return m.head; });
+}
+
 Transformer::Transformer(ModelConfig config, ModelWeights weights)
     : config_(validated(std::move(config))),
-      weights_(new ModelWeights(std::move(weights))),
-      dtype_(activation_dtype(*weights_)),
-      rope_(config_->head_dim(), config_->rope_theta, config_->rope_scaling, config_->max_position_embeddings) {
-  for (Index l = 0; l < config_->num_hidden_layers; ++l)
-    blocks_.emplace_back(*config_, weights_->layers[static_cast<std::size_t>(l)], l, dtype_);
+      spec_(std::make_unique<ModelSpec>(spec_of(*config_))),
+      weights_(std::make_unique<ModelWeights>(std::move(weights))),
+      dtype_(activation_dtype(*spec_, *weights_)),
+      trainable_(dsmoe::trainable(*spec_, *weights_)),
+      rope_(spec_->rope.head_dim, spec_->rope.theta, spec_->rope.scaling, spec_->rope.max_positions) {
+  for (std::size_t l = 0; l < spec_->layers.size(); ++l) {
+    const Index rotary = rotary_width(spec_->layers[l]);
+    require(rotary == rope_.head_dim(), "layer {} turns {} numbers of a head, the model's rotary positions {}", l, rotary,
+            rope_.head_dim());
+    blocks_.emplace_back(*spec_, weights_->layers[l], static_cast<Index>(l), dtype_);
+  }
 }
 
 std::shared_ptr<KvPool> Transformer::make_kv_pool(Index tokens, DType dtype) const {
-  const std::vector<KvLayout> layers(blocks_.size(), attention_kv_layout(*config_));
+  std::vector<KvLayout> layers;
+  for (const LayerSpec& layer : spec_->layers) layers.push_back(kv_layout(layer));
   return std::make_shared<KvPool>(layers, KvPool::pages_for(tokens), dtype);
 }
 
@@ -77,7 +101,7 @@ Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassH
   require(saved == nullptr || batch.pool() == nullptr, "a training pass has no KV cache");
   batch.check();
   const Pass pass{batch, ops::rope_angles(ctx, rope_, batch.slices()), hooks, Prefetch(ctx, *weights_, batch)};
-  Tensor x = ctx.empty(DType::kF32, {batch.tokens(), config_->hidden_size});
+  Tensor x = ctx.empty(DType::kF32, {batch.tokens(), spec_->width});
   ops::embedding(ctx, weights_->embedding, Tensor::view_of(batch.ids()), x);
   if (hooks.layer) hooks.layer(-1, x);
   for (std::size_t l = 0; l < blocks_.size(); ++l) {
@@ -85,7 +109,7 @@ Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassH
     blocks_[l].forward(ctx, pass, x, saved ? &block : nullptr);
     if (hooks.layer) hooks.layer(static_cast<Index>(l), x);
     if (!saved) continue;
-    add_layer(ctx, *saved, block.moe, config_->routed_experts());
+    add_layer(ctx, *saved, block.moe, blocks_[l].routed_experts());
     if (saved->keep == ForwardSaved::Keep::kAll) saved->blocks.push_back(std::move(block));
     if (saved->keep == ForwardSaved::Keep::kInputs) saved->blocks.push_back({.x_in = block.x_in});
   }
@@ -95,18 +119,17 @@ Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassH
 }
 
 Tensor Transformer::logits(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks) const {
-  const ModelConfig& c = *config_;
   const Tensor x = forward(ctx, batch, hooks);
-  Tensor h = ctx.empty(dtype(), {batch.all_logits(), c.hidden_size});
+  Tensor h = ctx.empty(dtype(), {batch.all_logits(), spec_->width});
   Index row = 0;
   for (std::size_t i = 0; i < batch.slices().size(); ++i) {
     const ops::Slice& slice = batch.slices()[i];
     const Index end = slice.first_row + slice.rows, wanted = batch.logits(i);
     Tensor rows = h.rows(row, row + wanted);
-    ops::rms_norm(ctx, x.rows(end - wanted, end), weights_->final_norm, static_cast<float>(c.rms_norm_eps), rows);
+    ops::rms_norm(ctx, x.rows(end - wanted, end), weights_->final_norm, static_cast<float>(spec_->norm_eps), rows);
     row += wanted;
   }
-  Tensor logits = ctx.empty(DType::kF32, {row, c.vocab_size});
+  Tensor logits = ctx.empty(DType::kF32, {row, spec_->vocab});
   ops::linear(ctx, h, weights_->head, logits);
   return logits;
 }
@@ -114,9 +137,9 @@ Tensor Transformer::logits(Context& ctx, const ForwardBatch& batch, const PassHo
 LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::int32_t> ids,
                                            std::span<const std::int32_t> targets, Index sequence_length, float loss_scale,
                                            float aux_scale, ModelGradients& grads, bool recompute) const {
-  require(trainable(*weights_), "quantized weights cannot be trained; load the model in f32 or bf16");
+  require(trainable_, "quantized weights cannot be trained; load the model in f32 or bf16");
   require(targets.size() == ids.size(), "{} tokens have {} targets", ids.size(), targets.size());
-  const auto eps = static_cast<float>(config_->rms_norm_eps);
+  const auto eps = static_cast<float>(spec_->norm_eps);
   const ForwardBatch batch = ForwardBatch::training(ids, sequence_length);
   ForwardSaved saved{.keep = recompute ? ForwardSaved::Keep::kInputs : ForwardSaved::Keep::kAll};
   const Tensor x = forward(ctx, batch, {}, &saved);
@@ -156,7 +179,7 @@ LossResult Transformer::losses(Context& ctx, std::span<const std::int32_t> ids, 
   const Tensor x = forward(ctx, ForwardBatch::training(ids, sequence_length), hooks, &saved);
   LossResult result{.balance = saved.balance, .load = std::move(saved.load)};
   Tensor h = ctx.empty(dtype(), x.shape());
-  ops::rms_norm(ctx, x, weights_->final_norm, static_cast<float>(config_->rms_norm_eps), h);
+  ops::rms_norm(ctx, x, weights_->final_norm, static_cast<float>(spec_->norm_eps), h);
   each_logits(ctx, h, weights_->head, [&](const Tensor& logits, Index first, Index last) {
     Tensor rows = token_losses.rows(first, last);
     add_loss(ctx, result, ops::cross_entropy(ctx, logits, part(targets, first, last), &rows));

@@ -11,6 +11,7 @@
 #include "model/forward_batch.h"
 #include "model/hooks.h"
 #include "model/kv_pool.h"
+#include "model/spec.h"
 #include "model/weights.h"
 #include "ops/rope.h"
 
@@ -43,10 +44,13 @@ class Transformer {
  public:
   Transformer(ModelConfig config, ModelWeights weights);
 
-  const ModelConfig& config() const { return *config_; }
+  const ModelConfig& config() const { return *config_; }  // for callers; the model itself is its spec
+  const ModelSpec& spec() const { return *spec_; }
   ModelWeights& weights() { return *weights_; }
   const ModelWeights& weights() const { return *weights_; }
   DType dtype() const { return dtype_; }  // of the activations
+  // Whether all matrices are f32, or all bf16: only such a model can be trained.
+  bool trainable() const { return trainable_; }
 
   // Pages for sequences of so many tokens in all (and to the end of the last page).
   std::shared_ptr<KvPool> make_kv_pool(Index tokens, DType dtype) const;
@@ -71,8 +75,10 @@ class Transformer {
  private:
   // Behind pointers, since the blocks refer to them and a Transformer may be moved.
   std::unique_ptr<ModelConfig> config_;
+  std::unique_ptr<ModelSpec> spec_;
   std::unique_ptr<ModelWeights> weights_;
   DType dtype_;
+  bool trainable_;
   ops::Rope rope_;
   std::vector<Block> blocks_;
 };

@@ -44,22 +44,28 @@ using ModelWeights = ModelTensors;
 using ModelGradients = ModelTensors;
 
 // What is computed in: bf16 when every matrix is, else f32; quantized and f16 matrices take f32 activations.
-DType activation_dtype(const ModelWeights& weights);
+DType activation_dtype(const ModelSpec& spec, const ModelWeights& weights);
 // Whether all matrices are f32, or all bf16: only such a model can be trained.
-bool trainable(const ModelWeights& weights);
+bool trainable(const ModelSpec& spec, const ModelWeights& weights);
 
 // Tensors of its own, experts stacked, uninitialised.
-ModelWeights empty_weights(const ModelConfig& config, DType dtype);
+ModelWeights empty_weights(const ModelSpec& spec, DType dtype);
 // Tensors where they lie, experts listed: one per parameter, in the order of the list.
-ModelWeights listed_weights(const ModelConfig& config, std::span<const Parameter> parameters, std::vector<Tensor> tensors);
+ModelWeights listed_weights(const ModelSpec& spec, std::span<const Parameter> parameters, std::vector<Tensor> tensors);
 // A copy with tensors of its own, experts stacked, in f32 or bf16.
-ModelWeights owned_copy(const ModelConfig& config, const ModelWeights& weights, DType dtype);
+ModelWeights owned_copy(const ModelSpec& spec, const ModelWeights& weights, DType dtype);
 // All zero, f32.
+ModelGradients zero_gradients(const ModelSpec& spec);
+
+// The same for a config, which its family makes a spec of.
+ModelWeights empty_weights(const ModelConfig& config, DType dtype);
+ModelWeights listed_weights(const ModelConfig& config, std::span<const Parameter> parameters, std::vector<Tensor> tensors);
+ModelWeights owned_copy(const ModelConfig& config, const ModelWeights& weights, DType dtype);
 ModelGradients zero_gradients(const ModelConfig& config);
 
-// One tensor of a freshly initialised model, as the reference draws it: router uniform in ±1/sqrt(D), norms 1, biases
-// 0, the row of the padding token 0, all else normal with deviation initializer_range. Depends on (seed, place in
-// the list) alone.
+// One tensor of a freshly initialised model, as its traits say, which is as the reference draws it: router uniform in
+// ±1/sqrt(D), norms 1, biases 0, the row of the padding token 0, all else normal with deviation initializer_range.
+// Depends on (seed, place in the list) alone.
 Tensor initial_tensor(const ModelConfig& config, const Parameter& parameter, std::size_t number, std::uint64_t seed,
                       DType dtype, Context& ctx);
 ModelWeights random_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, Context& ctx);

@@ -26,8 +26,9 @@ Contender counted(std::string key, std::string label, ModelConfig config, const 
   for (const Parameter& p : parameter_list(c.config)) {
     const Index n = p.shape.numel();
     c.parameters += n;
-    if (is_routed_expert(p.kind)) c.expert_parameters += n;
-    if (is_shared_expert(p.kind) || (is_dense_mlp(p.kind) && c.config.routed_experts() == 0 && base.is_moe_layer(p.layer)))
+    if (p.in(ParameterGroup::kRoutedExperts)) c.expert_parameters += n;
+    if (p.in(ParameterGroup::kSharedExperts) ||
+        (p.in(ParameterGroup::kDenseMlp) && c.config.routed_experts() == 0 && base.is_moe_layer(p.layer)))
       c.expert_parameters += n, c.active_expert_parameters += n;
   }
   if (c.config.routed_experts() > 0)
@@ -40,7 +41,7 @@ Contender counted(std::string key, std::string label, ModelConfig config, const 
 // What must be the same for runs to be compared, and for a folder to be resumed.
 Json settings(const CompareOptions& o, const std::vector<Contender>& all) {
   Json configs = Json::object();
-  for (const Contender& c : all) configs[c.key] = Json::parse(c.config.to_json());
+  for (const Contender& c : all) configs[c.key] = json_read::parse<Json>(c.config.to_json(), c.key);
   return {{"configs", configs}, {"train", train::to_json(o.train)}, {"ablation_sequences", o.ablation_sequences}};
 }
 
@@ -132,19 +133,21 @@ void read_curves(const fs::path& log, Index steps, Outcome& out) {
   double sum = 0;
   Index count = 0;
   for (std::string_view line; lines.next(line);) {
-    const nlohmann::json entry = io::parse_json(line, fmt::format("{}:{}", lines.path(), lines.line()));
-    const Index tokens = entry.at("tokens").get<Index>(), step = entry.at("step").get<Index>();
-    sum += entry.at("loss").get<double>();
+    const std::string where = fmt::format("{}:{}", lines.path(), lines.line());
+    const json_read::Json entry = json_read::parse(line, where);
+    const auto tokens = json_read::get<Index>(entry, "tokens", where), step = json_read::get<Index>(entry, "step", where);
+    sum += json_read::get<double>(entry, "loss", where);
     if (++count == every || step + 1 == steps) {
       out.train_curve.emplace_back(tokens, sum / static_cast<double>(count));
       sum = 0, count = 0;
     }
     if (!entry.contains("eval_loss")) continue;
-    out.curve.emplace_back(tokens, entry["eval_loss"].get<double>());
-    out.loss = entry["eval_loss"].get<double>();
+    out.loss = json_read::get<double>(entry, "eval_loss", where);
+    out.curve.emplace_back(tokens, out.loss);
     out.domains.clear();
     if (entry.contains("eval_domains"))
-      for (const auto& [name, loss] : entry["eval_domains"].items()) out.domains.emplace_back(name, loss.get<double>());
+      for (const auto& [name, loss] : json_read::object(entry, "eval_domains", where).items())
+        out.domains.emplace_back(name, json_read::as<double>(loss, name, where));
   }
 }
 
@@ -166,33 +169,39 @@ Json to_json(const Outcome& o) {
           {"sets_seen", o.sets_seen}};
 }
 
-Outcome outcome_from(const nlohmann::json& j) {
+Outcome outcome_from(const json_read::Json& j, const std::string& where) {
+  const auto get = [&where](const json_read::Json& object, const char* key, auto& out) {
+    out = json_read::get<std::remove_reference_t<decltype(out)>>(object, key, where);
+  };
   Outcome o;
-  j.at("loss").get_to(o.loss);
-  j.at("domains").get_to(o.domains);
-  j.at("curve").get_to(o.curve);
-  j.at("train_curve").get_to(o.train_curve);
-  j.at("evenness").get_to(o.evenness);
-  j.at("domain_bits").get_to(o.domain_bits);
-  j.at("sets_seen").get_to(o.sets_seen);
-  for (const auto& a : j.at("ablations")) {
-    const int kind = a.at("kind");
-    require(kind >= 0 && kind <= static_cast<int>(AblationKind::kDisable), "kind {} of an ablation", kind);
-    AblationResult r{{static_cast<AblationKind>(kind), a.at("label"), a.at("value"), {}}, {}};
-    a.at("loss_sum").get_to(r.loss.loss_sum);
-    a.at("predicted").get_to(r.loss.predicted);
-    o.ablations.push_back(std::move(r));
+  get(j, "loss", o.loss);
+  get(j, "domains", o.domains);
+  get(j, "curve", o.curve);
+  get(j, "train_curve", o.train_curve);
+  get(j, "evenness", o.evenness);
+  get(j, "domain_bits", o.domain_bits);
+  get(j, "sets_seen", o.sets_seen);
+  for (const json_read::Json& a : json_read::array(j, "ablations", where)) {
+    int kind = 0;
+    get(a, "kind", kind);
+    if (kind < 0 || kind > static_cast<int>(AblationKind::kDisable))
+      fail(ErrorCode::kFormat, "{}: an ablation of kind {}", where, kind);
+    AblationResult& r = o.ablations.emplace_back();
+    r.ablation.kind = static_cast<AblationKind>(kind);
+    get(a, "label", r.ablation.label);
+    get(a, "value", r.ablation.value);
+    get(a, "loss_sum", r.loss.loss_sum);
+    get(a, "predicted", r.loss.predicted);
   }
   return o;
 }
 
 std::optional<Outcome> stored_outcome(const fs::path& file) {
   if (!fs::exists(file)) return {};
-  const nlohmann::json j = io::read_json(file);
   try {
-    return outcome_from(j);
-  } catch (const std::exception&) {
-    fail(ErrorCode::kFormat, "{} is not what a run leaves; remove it, and the run is measured again", file.string());
+    return outcome_from(io::read_json(file), file.string());
+  } catch (const Error& error) {
+    fail(ErrorCode::kFormat, "{}; remove the file, and the run is measured again", error.what());
   }
 }
 

@@ -4,8 +4,8 @@
 #include <filesystem>
 
 #include "core/fail.h"
+#include "core/printable.h"
 #include "io/json_text.h"
-#include "io/printable.h"
 #include "train/corpus/corpus.h"
 
 namespace dsmoe::study {
@@ -85,13 +85,10 @@ bool LabelledData::read_document(const DataSource& source) {
     if (!lines_->next(line)) return false;
   } while (line.find_first_not_of(" \t") == std::string_view::npos);
   const std::string where = fmt::format("{}:{}", lines_->path(), lines_->line());
-  const nlohmann::json value = io::parse_json(line, where);
-  if (!value.is_object() || !value.contains(options_.field) || !value[options_.field].is_string())
-    fail(ErrorCode::kFormat, "{}: expected a JSON object with a text in the field {}", where,
-         io::in_quotes(options_.field));
-  encode(value[options_.field].get_ref<const std::string&>());
-  const bool named = value.contains("domain") && value["domain"].is_string();
-  document_.domain = domain_number(named ? value["domain"].get<std::string>() : source.domain);
+  const json_read::Json value = json_read::parse(line, where);
+  encode(json_read::get<std::string>(value, options_.field, where));
+  const json_read::Json* domain = json_read::find(value, "domain");
+  document_.domain = domain_number(domain && domain->is_string() ? domain->get<std::string>() : source.domain);
   return true;
 }
 

@@ -49,17 +49,13 @@ Tensor group_router(const Parameter& p, Index group, std::uint64_t seed) {
   return t;
 }
 
-// The dense MLP's matrix of the same kind as an expert's.
-Parameter dense_of(const Parameter& p) {
-  Parameter dense{.name = p.name, .layer = p.layer};
-  switch (p.kind) {
-    case ParameterKind::kExpertGate:
-    case ParameterKind::kSharedGate: dense.kind = ParameterKind::kDenseGate; break;
-    case ParameterKind::kExpertUp:
-    case ParameterKind::kSharedUp: dense.kind = ParameterKind::kDenseUp; break;
-    default: dense.kind = ParameterKind::kDenseDown; break;
-  }
-  return dense;
+ExpertPart part_of(const Parameter& p) { return std::get<ExpertPlace>(p.place).part; }
+
+// The matrix in the dense layer's one MLP that is the same part as an expert's.
+Parameter dense_of(Parameter p) {
+  p.place = ExpertPlace{part_of(p), 1};
+  p.expert = -1;
+  return p;
 }
 
 }  // namespace
@@ -108,9 +104,9 @@ Surgery prune(const LoadedModel& model, const std::vector<std::vector<Index>>& k
   }
   Surgery out{from, {}};
   out.config.n_routed_experts = keep;
-  out.tensor = [source = std::make_shared<ModelWeights>(model.weights), by_layer](const Parameter& p,
-                                                                                  std::size_t) -> Tensor {
-    if (is_router(p.kind)) {
+  out.tensor = [source = std::make_shared<ModelWeights>(model.weights), by_layer, experts = from.routed_experts()](
+                   const Parameter& p, std::size_t) -> Tensor {
+    if (p.in(ParameterGroup::kRouter)) {
       const Tensor gate = source->dense(p).to(DType::kF32);
       const std::vector<Index>& k = by_layer[static_cast<std::size_t>(p.layer)];
       Tensor rows(DType::kF32, p.shape);
@@ -120,8 +116,10 @@ Surgery prune(const LoadedModel& model, const std::vector<std::vector<Index>>& k
       return rows;
     }
     Parameter original = p;
-    if (is_routed_expert(p.kind))
+    if (p.in(ParameterGroup::kRoutedExperts)) {
       original.expert = by_layer[static_cast<std::size_t>(p.layer)][static_cast<std::size_t>(p.expert)];
+      original.place = ExpertPlace{part_of(p), experts};
+    }
     return source->dense(original);
   };
   return out;
@@ -164,19 +162,20 @@ Surgery upcycle(std::span<const LoadedModel> models, const UpcycleOptions& o) {
   std::vector<std::shared_ptr<ModelWeights>> sources;
   for (const LoadedModel& m : models) sources.push_back(std::make_shared<ModelWeights>(m.weights));
   out.tensor = [sources, o, group, width](const Parameter& p, std::size_t) -> Tensor {
-    if (p.kind == ParameterKind::kRouter) return group_router(p, group, o.seed);
+    if (p.role == "router.weight") return group_router(p, group, o.seed);
     // Slices [begin, end) of a model's dense layer; those of the routed experts come after the shared ones.
     const auto slices = [&](const ModelWeights& w, Index begin, Index end, float factor) {
       const Tensor whole = w.dense(dense_of(p));
-      const bool down = p.kind == ParameterKind::kExpertDown || p.kind == ParameterKind::kSharedDown;
+      const bool down = part_of(p) == ExpertPart::kDown;
       return down ? columns_f32(whole, begin * width, end * width, factor) : rows_f32(whole, begin * width, end * width);
     };
-    if (is_routed_expert(p.kind)) {
+    if (p.in(ParameterGroup::kRoutedExperts)) {
       const Index copy = p.expert / group, slice = o.shared + p.expert % group;
       return slices(*sources[static_cast<std::size_t>(copy) % sources.size()], slice, slice + 1, static_cast<float>(group));
     }
     std::vector<Tensor> parts;
-    for (const auto& w : sources) parts.push_back(is_shared_expert(p.kind) ? slices(*w, 0, o.shared, 1) : w->dense(p));
+    for (const auto& w : sources)
+      parts.push_back(p.in(ParameterGroup::kSharedExperts) ? slices(*w, 0, o.shared, 1) : w->dense(p));
     return mean_of(parts);
   };
   return out;

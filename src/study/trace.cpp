@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "core/fail.h"
-#include "io/printable.h"
+#include "core/printable.h"
 
 namespace dsmoe::study {
 

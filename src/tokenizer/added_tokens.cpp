@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/fail.h"
-#include "tokenizer/quote.h"
+#include "core/printable.h"
 
 namespace dsmoe {
 
@@ -15,7 +15,7 @@ constexpr std::size_t kMaxContent = 1024;
 void AddedTokens::add(const AddedToken& token, std::string_view content) {
   if (content.empty()) return;
   if (content.size() > kMaxContent)
-    fail(ErrorCode::kFormat, "added token {} has {} bytes; at most {} are supported", quote(content), content.size(),
+    fail(ErrorCode::kFormat, "added token {} has {} bytes; at most {} are supported", in_quotes(content), content.size(),
          kMaxContent);
   if (token.single_word && !word_) word_.emplace(fmt::format("[{}]", kRustWord));
   starts_[static_cast<unsigned char>(content[0])] = true;

@@ -5,9 +5,9 @@
 #include <functional>
 
 #include "core/fail.h"
+#include "core/json_read.h"
+#include "core/printable.h"
 #include "tokenizer/byte_level.h"
-#include "tokenizer/json_read.h"
-#include "tokenizer/quote.h"
 
 namespace dsmoe {
 
@@ -25,8 +25,8 @@ void refuse_extras(const nlohmann::json& model) {
   const auto* type = json_read::find(model, "type");
   if (type && *type != "BPE")
     fail(ErrorCode::kUnsupported, "{}: type {} is not supported (only BPE is)", kWhere,
-         type->is_string() ? quote(type->get_ref<const std::string&>()) : type->type_name());
-  if (json_read::flag(model, "byte_fallback", false, kWhere))
+         in_quotes(type->is_string() ? type->get_ref<const std::string&>() : json_read::shown(*type)));
+  if (json_read::get_or(model, "byte_fallback", false, kWhere))
     fail(ErrorCode::kUnsupported, "{}: byte_fallback is not supported (a byte-level vocabulary has no use for it)", kWhere);
   if (const auto* dropout = json_read::find(model, "dropout"); dropout && *dropout != 0)
     fail(ErrorCode::kUnsupported, "{}: dropout is not supported", kWhere);
@@ -40,8 +40,9 @@ void refuse_extras(const nlohmann::json& model) {
 Bpe::Bpe(const nlohmann::json& model, Vocab& vocab) {
   refuse_extras(model);
   for (const auto& [token, id] : json_read::object(model, "vocab", kWhere).items()) {
-    const auto number = json_read::token_id(id);
-    if (!number) fail(ErrorCode::kFormat, "{}: the id of the token {} is not a number that fits", kWhere, quote(token));
+    const auto number = json_read::try_as<std::int32_t>(id);
+    if (!number || *number < 0)
+      fail(ErrorCode::kFormat, "{}: the id of the token {} is not a number that fits", kWhere, in_quotes(token));
     vocab.add(*number, token);
   }
   for (unsigned b = 0; b < 256; ++b) {
@@ -49,12 +50,12 @@ Bpe::Bpe(const nlohmann::json& model, Vocab& vocab) {
     byte_ids_[b] = vocab.id_of(byte_level::encode({&byte, 1})).value_or(-1);
   }
   read_merges(json_read::array(model, "merges", kWhere), vocab);
-  ignore_merges_ = json_read::flag(model, "ignore_merges", false, kWhere);
-  fuse_unk_ = json_read::flag(model, "fuse_unk", false, kWhere);
+  ignore_merges_ = json_read::get_or(model, "ignore_merges", false, kWhere);
+  fuse_unk_ = json_read::get_or(model, "fuse_unk", false, kWhere);
   if (json_read::find(model, "unk_token")) {
-    const std::string& unk = json_read::text(model, "unk_token", kWhere);
+    const auto unk = json_read::get<std::string>(model, "unk_token", kWhere);
     const auto id = vocab.id_of(unk);
-    if (!id) fail(ErrorCode::kFormat, "{}: unk_token {} is not in the vocabulary", kWhere, quote(unk));
+    if (!id) fail(ErrorCode::kFormat, "{}: unk_token {} is not in the vocabulary", kWhere, in_quotes(unk));
     unk_ = *id;
   }
 }
@@ -70,17 +71,17 @@ void Bpe::read_merges(const nlohmann::json& merges, const Vocab& vocab) {
       const std::string& both = merge.get_ref<const std::string&>();
       const std::size_t space = both.find(' ');
       if (space == std::string::npos || both.find(' ', space + 1) != std::string::npos)
-        fail(ErrorCode::kFormat, "{}: merge {} is {}, which is not two tokens", kWhere, rank, quote(both));
+        fail(ErrorCode::kFormat, "{}: merge {} is {}, which is not two tokens", kWhere, rank, in_quotes(both));
       left = both.substr(0, space), right = both.substr(space + 1);
-    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
-      left = merge[0].get<std::string>(), right = merge[1].get<std::string>();
+    } else if (auto pair = json_read::try_as<std::pair<std::string, std::string>>(merge)) {
+      left = std::move(pair->first), right = std::move(pair->second);
     } else {
       fail(ErrorCode::kFormat, "{}: merge {} is neither \"left right\" nor [\"left\", \"right\"]", kWhere, rank);
     }
     const auto l = vocab.id_of(left), r = vocab.id_of(right), both = vocab.id_of(left + right);
     if (!l || !r || !both)
       fail(ErrorCode::kFormat, "{}: merge {}, {} and {}, has a part or a result that is not in the vocabulary", kWhere,
-           rank, quote(left), quote(right));
+           rank, in_quotes(left), in_quotes(right));
     insert(*l, *r, rank++, *both);
   }
 }

@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "core/fail.h"
+#include "core/json_read.h"
+#include "core/printable.h"
+#include "core/utf8.h"
 #include "tokenizer/bpe_learner.h"
 #include "tokenizer/byte_level.h"
-#include "tokenizer/json_read.h"
-#include "tokenizer/quote.h"
-#include "tokenizer/utf8.h"
 
 namespace dsmoe {
 
@@ -39,7 +39,7 @@ std::vector<std::string> alphabet() {
 BpeTrainer::BpeTrainer(const BpeTrainerOptions& options)
     : options_(options),
       pre_tokenizer_(pre_tokenizer_json(options.pre_tokenizer)),
-      stages_(read_pre_tokenizer(json_read::parse(pre_tokenizer_, "pre_tokenizer"))),
+      stages_(read_pre_tokenizer(json_read::parse_object(pre_tokenizer_, "pre_tokenizer"))),
       counted_stages_(std::min<std::size_t>(2, stages_.size())) {
   const std::vector<std::string> specials = special_tokens();
   const auto least = static_cast<std::int32_t>(256 + specials.size());
@@ -48,7 +48,7 @@ BpeTrainer::BpeTrainer(const BpeTrainerOptions& options)
           options.vocab_size, least, specials.size(), 1 << 20);
   for (std::size_t i = 0; i < specials.size(); ++i)
     require(std::count(specials.begin(), specials.end(), specials[i]) == 1, "the special token {} is given twice",
-            quote(specials[i]));
+            in_quotes(specials[i]));
 }
 
 std::vector<std::string> BpeTrainer::special_tokens() const {

@@ -1,8 +1,8 @@
 #include "dsmoe/chat_template.h"
 
 #include "core/fail.h"
+#include "core/utf8.h"
 #include "tokenizer/jinja_render.h"
-#include "tokenizer/utf8.h"
 
 namespace dsmoe {
 

@@ -5,9 +5,9 @@
 #include <optional>
 #include <span>
 
-#include "tokenizer/json_read.h"
-#include "tokenizer/quote.h"
-#include "tokenizer/utf8.h"
+#include "core/json_read.h"
+#include "core/printable.h"
+#include "core/utf8.h"
 
 namespace dsmoe::jinja {
 
@@ -339,7 +339,7 @@ Value call_entry(const std::vector<Entry>& table, const Value& subject, Argument
         name.empty() ? i
                      : static_cast<std::size_t>(std::find(parameters.begin(), parameters.end(), name) - parameters.begin());
     if (slot >= parameters.size())
-      call.refuse(name.empty() ? "too many arguments" : fmt::format("the argument {} is not supported", quote(name)));
+      call.refuse(name.empty() ? "too many arguments" : fmt::format("the argument {} is not supported", in_quotes(name)));
     call.arguments[slot] = arguments.values[i];
     call.given[slot] = true;
   }

@@ -3,7 +3,7 @@
 #include <cctype>
 #include <charconv>
 
-#include "tokenizer/utf8.h"
+#include "core/utf8.h"
 
 namespace dsmoe::jinja {
 
@@ -136,7 +136,7 @@ class Lexer {
       const char c = peek();
       if (c == '(' || c == '[' || c == '{') ++open;
       if (c == ')' || c == ']' || c == '}') --open;
-      if (open < 0) fail_at(ErrorCode::kFormat, position(), "\"{}\" without its beginning", c);
+      if (open < 0) fail_at(ErrorCode::kFormat, position(), "'{}' without its beginning", c);
       token(c);
     }
   }

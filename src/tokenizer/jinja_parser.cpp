@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tokenizer/quote.h"
+#include "core/printable.h"
 
 namespace dsmoe::jinja {
 
@@ -46,7 +46,7 @@ class Parser {
   Block run() {
     Block block = statements();
     if (peek().kind != TokenKind::kEnd)
-      fail_at(ErrorCode::kFormat, peek().at, "\"{}\" without its beginning", tokens_[at_ + 1].text);
+      fail_at(ErrorCode::kFormat, peek().at, "'{}' without its beginning", tokens_[at_ + 1].text);
     return block;
   }
 
@@ -59,7 +59,7 @@ class Parser {
   bool skip_operator(std::string_view text) { return is_operator(text) && (take(), true); }
   bool skip_word(std::string_view text) { return is_word(text) && (take(), true); }
   void expect_operator(std::string_view text) {
-    if (!skip_operator(text)) unexpected(fmt::format("\"{}\"", text));
+    if (!skip_operator(text)) unexpected(fmt::format("'{}'", text));
   }
   std::string expect_name() {
     if (peek().kind != TokenKind::kName) unexpected("a name");
@@ -73,7 +73,7 @@ class Parser {
     constexpr const char* kKinds[] = {"text", "{{", "}}", "{%", "%}", "", "a string", "a number", "", "the end"};
     const Token& token = peek();
     const std::string found = token.kind == TokenKind::kName || token.kind == TokenKind::kOperator
-                                  ? quote(token.text)
+                                  ? in_quotes(token.text)
                                   : kKinds[static_cast<std::size_t>(token.kind)];
     fail_at(ErrorCode::kFormat, token.at, "expected {}, found {}", wanted, found);
   }
@@ -129,12 +129,12 @@ class Parser {
       return expect_tag_end();
     }
     fail_at(ErrorCode::kUnsupported, s.at, "the tag {} is not supported (only if, for, set, break and continue are)",
-            quote(name));
+            in_quotes(name));
   }
 
   // The name of the tag that ended a block.
   std::string closing(const Statement& opening, std::string_view what) {
-    if (peek().kind == TokenKind::kEnd) fail_at(ErrorCode::kFormat, opening.at, "\"{0}\" without its \"end{0}\"", what);
+    if (peek().kind == TokenKind::kEnd) fail_at(ErrorCode::kFormat, opening.at, "'{0}' without its 'end{0}'", what);
     take();
     return take().text;
   }
@@ -147,14 +147,14 @@ class Parser {
       if (name == "elif")
         branch.condition = expression(false);
       else if (name != "else" || !s.branches.back().condition)
-        fail_at(ErrorCode::kFormat, peek().at, "{} does not belong here", quote(name));
+        fail_at(ErrorCode::kFormat, peek().at, "{} does not belong here", in_quotes(name));
       expect_tag_end();
       branch.body = statements();
       // After an else, only endif may come.
       const bool last = !branch.condition;
       s.branches.push_back(std::move(branch));
       name = closing(s, "if");
-      if (last && name != "endif") fail_at(ErrorCode::kFormat, peek().at, "{} after else", quote(name));
+      if (last && name != "endif") fail_at(ErrorCode::kFormat, peek().at, "{} after else", in_quotes(name));
     }
     expect_tag_end();
   }
@@ -163,7 +163,7 @@ class Parser {
     s.kind = StatementKind::kFor;
     do s.names.push_back(expect_name());
     while (skip_operator(","));
-    if (!skip_word("in")) unexpected("\"in\"");
+    if (!skip_word("in")) unexpected("'in'");
     s.expression = expression(false);
     if (skip_word("if")) s.condition = expression();
     if (is_word("recursive")) fail_at(ErrorCode::kUnsupported, peek().at, "a recursive loop is not supported");
@@ -177,7 +177,7 @@ class Parser {
       s.branches.push_back({nullptr, statements()});
       name = closing(s, "for");
     }
-    if (name != "endfor") fail_at(ErrorCode::kFormat, peek().at, "{} in a loop", quote(name));
+    if (name != "endfor") fail_at(ErrorCode::kFormat, peek().at, "{} in a loop", in_quotes(name));
     expect_tag_end();
   }
 
@@ -305,7 +305,7 @@ class Parser {
   ExprPtr filter(ExprPtr subject) {
     const Position at = take().at;
     ExprPtr e = make_parent(ExprKind::kFilter, at, expect_name(), std::move(subject));
-    if (!is_filter(e->name)) fail_at(ErrorCode::kUnsupported, at, "the filter {} is not supported", quote(e->name));
+    if (!is_filter(e->name)) fail_at(ErrorCode::kUnsupported, at, "the filter {} is not supported", in_quotes(e->name));
     if (is_operator("(")) arguments(*e);
     return e;
   }
@@ -314,7 +314,7 @@ class Parser {
     const Position at = take().at;
     const bool inverse = skip_word("not");
     ExprPtr e = make_parent(ExprKind::kTest, at, expect_name(), std::move(subject));
-    if (!is_test(e->name)) fail_at(ErrorCode::kUnsupported, at, "the test {} is not supported", quote(e->name));
+    if (!is_test(e->name)) fail_at(ErrorCode::kUnsupported, at, "the test {} is not supported", in_quotes(e->name));
     return inverse ? make_parent(ExprKind::kNot, at, {}, std::move(e)) : std::move(e);
   }
 
@@ -346,7 +346,7 @@ class Parser {
     if (n == "false" || n == "False") return constant(token.at, false);
     if (n == "none" || n == "None") return constant(token.at, None{});
     if (!is_operator("(")) return make(ExprKind::kName, token.at, n);
-    if (!is_function(n)) fail_at(ErrorCode::kUnsupported, token.at, "the function {} is not supported", quote(n));
+    if (!is_function(n)) fail_at(ErrorCode::kUnsupported, token.at, "the function {} is not supported", in_quotes(n));
     ExprPtr e = make(ExprKind::kFunction, token.at, n);
     arguments(*e);
     return e;
@@ -402,7 +402,7 @@ class Parser {
         std::string member = expect_name();
         const bool call = is_operator("(");
         if (call && !is_method(member))
-          fail_at(ErrorCode::kUnsupported, at, "the method {} is not supported", quote(member));
+          fail_at(ErrorCode::kUnsupported, at, "the method {} is not supported", in_quotes(member));
         e = make_parent(call ? ExprKind::kMethod : ExprKind::kMember, at, std::move(member), std::move(e));
         if (call) arguments(*e);
       } else if (skip_operator("[")) {

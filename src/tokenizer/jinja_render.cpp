@@ -6,8 +6,8 @@
 #include <limits>
 #include <optional>
 
+#include "core/printable.h"
 #include "tokenizer/jinja_functions.h"
-#include "tokenizer/quote.h"
 
 namespace dsmoe::jinja {
 
@@ -59,7 +59,7 @@ class Renderer {
     Value value = evaluate(*s.expression);
     if (s.names.size() == 1) return assign(scopes_.back(), s.names[0], std::move(value));
     Namespace* target = lookup(s.names[0]).name_space();
-    if (!target) fail_at(ErrorCode::kFormat, s.at, "{} is not a namespace", quote(s.names[0]));
+    if (!target) fail_at(ErrorCode::kFormat, s.at, "{} is not a namespace", in_quotes(s.names[0]));
     if (value.name_space()) fail_at(ErrorCode::kUnsupported, s.at, "a namespace in a namespace is not supported");
     assign(target->members, s.names[1], std::move(value));
   }
@@ -171,13 +171,13 @@ class Renderer {
 
   // For messages: what an expression that gave nothing was.
   static std::string describe(const Expr& e) {
-    if (e.kind == ExprKind::kName || e.kind == ExprKind::kMember) return quote(e.name);
+    if (e.kind == ExprKind::kName || e.kind == ExprKind::kMember) return in_quotes(e.name);
     return "the value";
   }
 
   Value member(const Expr& e, const Value& subject, const std::string& name) {
     if (subject.is_undefined())
-      fail_at(ErrorCode::kFormat, e.at, "{} is undefined and has no {}", describe(*e.children[0]), quote(name));
+      fail_at(ErrorCode::kFormat, e.at, "{} is undefined and has no {}", describe(*e.children[0]), in_quotes(name));
     const Dict* members = subject.name_space() ? &subject.name_space()->members : subject.dict();
     const Value* found = members ? find(*members, name) : nullptr;
     return found ? *found : Value();
@@ -233,7 +233,7 @@ class Renderer {
     const bool has_subject = e.kind != ExprKind::kFunction;
     const Value subject = has_subject ? evaluate(*e.children[0]) : Value();
     if (e.kind == ExprKind::kMethod && subject.is_undefined())
-      fail_at(ErrorCode::kFormat, e.at, "{} is undefined and has no {}", describe(*e.children[0]), quote(e.name));
+      fail_at(ErrorCode::kFormat, e.at, "{} is undefined and has no {}", describe(*e.children[0]), in_quotes(e.name));
     Arguments arguments{e.at, e.name, {}, {}, budget_};
     for (std::size_t i = has_subject ? 1 : 0; i < e.children.size(); ++i) {
       arguments.values.push_back(evaluate(*e.children[i]));

@@ -2,10 +2,10 @@
 #include <cstdlib>
 
 #include "core/fail.h"
+#include "core/json_read.h"
+#include "core/printable.h"
+#include "core/utf8.h"
 #include "dsmoe/tokenizer.h"
-#include "tokenizer/json_read.h"
-#include "tokenizer/quote.h"
-#include "tokenizer/utf8.h"
 
 namespace dsmoe {
 
@@ -62,7 +62,7 @@ Json by_name(std::string_view name) {
   if (name == "gpt-2" || name == "gigachat") return byte_level(true);
   fail(ErrorCode::kUnsupported,
        "pre-tokenizer {} is not known (deepseek-llm, deepseek-coder, deepseek-v3, llama-bpe, gpt-2 and gigachat are)",
-       quote(name));
+       in_quotes(name));
 }
 
 constexpr const char* kNames[] = {"deepseek-llm", "deepseek-coder", "deepseek-v3", "llama-bpe", "gpt-2"};
@@ -93,19 +93,19 @@ void describe(const Json& part, int depth, std::vector<std::string>& out) {
   constexpr const char* kWhere = "pre_tokenizer";
   constexpr int kMaxDepth = 8;
   if (!part.is_object() || depth > kMaxDepth) return out.emplace_back("unknown"), void();
-  const std::string& type = json_read::text(part, "type", kWhere);
+  const auto type = json_read::get<std::string>(part, "type", kWhere);
   if (type == "Sequence") {
     for (const Json& stage : json_read::array(part, "pretokenizers", kWhere)) describe(stage, depth + 1, out);
   } else if (type == "Split") {
     const Json* regex = json_read::find(json_read::object(part, "pattern", kWhere), "Regex");
-    const bool known = regex && regex->is_string() && json_read::text(part, "behavior", kWhere) == "Isolated" &&
-                       !json_read::flag(part, "invert", false, kWhere);
+    const bool known = regex && regex->is_string() && json_read::get<std::string>(part, "behavior", kWhere) == "Isolated" &&
+                       !json_read::get_or(part, "invert", false, kWhere);
     out.push_back(known ? "split " + spelled_out(regex->get<std::string>()) : "unknown");
   } else if (type == "Digits") {
-    out.push_back(json_read::flag(part, "individual_digits", false, kWhere) ? "digits" : "unknown");
+    out.push_back(json_read::get_or(part, "individual_digits", false, kWhere) ? "digits" : "unknown");
   } else if (type == "ByteLevel") {
-    const bool prefix = json_read::flag(part, "add_prefix_space", true, kWhere);
-    out.push_back(prefix ? "unknown" : json_read::flag(part, "use_regex", true, kWhere) ? "bytes, words" : "bytes");
+    const bool prefix = json_read::get_or(part, "add_prefix_space", true, kWhere);
+    out.push_back(prefix ? "unknown" : json_read::get_or(part, "use_regex", true, kWhere) ? "bytes, words" : "bytes");
   } else {
     out.emplace_back("unknown");
   }
@@ -122,7 +122,7 @@ std::vector<std::string> description(const Json& pipeline) {
 std::string pre_tokenizer_json(std::string_view name) { return by_name(name).dump(); }
 
 std::string pre_tokenizer_name(std::string_view json) {
-  const std::vector<std::string> wanted = description(json_read::parse(json, "pre_tokenizer"));
+  const std::vector<std::string> wanted = description(json_read::parse_object(json, "pre_tokenizer"));
   for (const char* name : kNames)
     if (wanted == description(by_name(name))) return name;
   return {};

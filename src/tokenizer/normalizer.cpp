@@ -1,8 +1,8 @@
 #include "tokenizer/normalizer.h"
 
 #include "core/fail.h"
-#include "tokenizer/json_read.h"
-#include "tokenizer/quote.h"
+#include "core/json_read.h"
+#include "core/printable.h"
 
 namespace dsmoe {
 
@@ -14,8 +14,8 @@ std::size_t size_limit(std::size_t original) { return (std::size_t{1} << 20) + 1
 
 Regex read_pattern(const nlohmann::json& owner, std::string_view where) {
   const auto& pattern = json_read::object(owner, "pattern", where);
-  if (pattern.contains("Regex")) return Regex(json_read::text(pattern, "Regex", where));
-  return Regex::literal(json_read::text(pattern, "String", where));
+  if (pattern.contains("Regex")) return Regex(json_read::get<std::string>(pattern, "Regex", where));
+  return Regex::literal(json_read::get<std::string>(pattern, "String", where));
 }
 
 Normalizer::Normalizer(const nlohmann::json& description) { add(description, 0); }
@@ -25,19 +25,20 @@ void Normalizer::add(const nlohmann::json& description, int depth) {
   if (description.is_null()) return;
   if (!description.is_object() || depth > kMaxDepth)
     fail(ErrorCode::kFormat, "{}: not an object, or nested too deeply", kWhere);
-  const std::string& type = json_read::text(description, "type", kWhere);
+  const auto type = json_read::get<std::string>(description, "type", kWhere);
   if (type == "Sequence") {
     for (const auto& part : json_read::array(description, "normalizers", kWhere)) add(part, depth + 1);
   } else if (type == "Replace") {
-    steps_.emplace_back(Replace{read_pattern(description, kWhere), json_read::text(description, "content", kWhere)});
+    steps_.emplace_back(
+        Replace{read_pattern(description, kWhere), json_read::get<std::string>(description, "content", kWhere)});
   } else if (type == "Prepend") {
-    steps_.emplace_back(Prepend{json_read::text(description, "prepend", kWhere)});
+    steps_.emplace_back(Prepend{json_read::get<std::string>(description, "prepend", kWhere)});
   } else if (type == "Strip") {
-    steps_.emplace_back(Strip{json_read::flag(description, "strip_left", true, kWhere),
-                              json_read::flag(description, "strip_right", true, kWhere)});
+    steps_.emplace_back(Strip{json_read::get_or(description, "strip_left", true, kWhere),
+                              json_read::get_or(description, "strip_right", true, kWhere)});
   } else {
     fail(ErrorCode::kUnsupported, "{} {} is not supported (only Sequence, Replace, Prepend and Strip are)", kWhere,
-         quote(type));
+         in_quotes(type));
   }
 }
 

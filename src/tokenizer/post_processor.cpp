@@ -1,8 +1,8 @@
 #include "tokenizer/post_processor.h"
 
 #include "core/fail.h"
-#include "tokenizer/json_read.h"
-#include "tokenizer/quote.h"
+#include "core/json_read.h"
+#include "core/printable.h"
 
 namespace dsmoe {
 
@@ -16,9 +16,9 @@ std::vector<std::int32_t> special_ids(const nlohmann::json& description, const s
   const auto& all = json_read::object(description, "special_tokens", kWhere);
   std::vector<std::int32_t> ids;
   for (const auto& id : json_read::array(json_read::object(all, name.c_str(), kWhere), "ids", kWhere)) {
-    const auto number = json_read::token_id(id);
-    if (!number || *number >= vocab.size())
-      fail(ErrorCode::kFormat, "{}: the special token {} has an id that is not in the vocabulary", kWhere, quote(name));
+    const auto number = json_read::try_as<std::int32_t>(id);
+    if (!number || *number < 0 || *number >= vocab.size())
+      fail(ErrorCode::kFormat, "{}: the special token {} has an id that is not in the vocabulary", kWhere, in_quotes(name));
     ids.push_back(*number);
   }
   return ids;
@@ -31,13 +31,13 @@ Frame read_template(const nlohmann::json& description, const Vocab& vocab) {
   for (const auto& part : json_read::array(description, "single", kWhere)) {
     if (!part.is_object()) fail(ErrorCode::kFormat, "{}: a part of the template is not an object", kWhere);
     if (json_read::find(part, "Sequence")) {
-      const std::string& which = json_read::text(part["Sequence"], "id", kWhere);
+      const auto which = json_read::get<std::string>(part["Sequence"], "id", kWhere);
       if (which != "A" || text_seen)
         fail(ErrorCode::kUnsupported, "{}: a template with other than one text A is not supported", kWhere);
       text_seen = true;
       continue;
     }
-    const std::string& name = json_read::text(json_read::object(part, "SpecialToken", kWhere), "id", kWhere);
+    const auto name = json_read::get<std::string>(json_read::object(part, "SpecialToken", kWhere), "id", kWhere);
     auto& side = text_seen ? frame.suffix : frame.prefix;
     const auto ids = special_ids(description, name, vocab);
     side.insert(side.end(), ids.begin(), ids.end());
@@ -51,12 +51,12 @@ Frame read(const nlohmann::json& description, const Vocab& vocab, int depth) {
   if (description.is_null()) return {};
   if (!description.is_object() || depth > kMaxDepth)
     fail(ErrorCode::kFormat, "{}: not an object, or nested too deeply", kWhere);
-  const std::string& type = json_read::text(description, "type", kWhere);
+  const auto type = json_read::get<std::string>(description, "type", kWhere);
   if (type == "ByteLevel") return {};  // it only moves offsets, which nobody asks for here
   if (type == "TemplateProcessing") return read_template(description, vocab);
   if (type != "Sequence")
     fail(ErrorCode::kUnsupported, "{} {} is not supported (only Sequence, ByteLevel and TemplateProcessing are)", kWhere,
-         quote(type));
+         in_quotes(type));
   Frame frame;
   for (const auto& part : json_read::array(description, "processors", kWhere)) {
     const Frame outer = read(part, vocab, depth + 1);

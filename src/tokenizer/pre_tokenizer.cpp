@@ -1,9 +1,9 @@
 #include "tokenizer/pre_tokenizer.h"
 
 #include "core/fail.h"
-#include "tokenizer/json_read.h"
+#include "core/json_read.h"
+#include "core/printable.h"
 #include "tokenizer/normalizer.h"
-#include "tokenizer/quote.h"
 
 namespace dsmoe {
 
@@ -17,13 +17,13 @@ constexpr std::size_t kMaxStages = 32;  // pieces are cut up recursively, one le
 constexpr const char* kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 SplitBehavior read_behavior(const nlohmann::json& description) {
-  const std::string& name = json_read::text(description, "behavior", kWhere);
+  const auto name = json_read::get<std::string>(description, "behavior", kWhere);
   if (name == "Isolated") return SplitBehavior::kIsolated;
   if (name == "Removed") return SplitBehavior::kRemoved;
   if (name == "MergedWithPrevious") return SplitBehavior::kMergedWithPrevious;
   if (name == "MergedWithNext") return SplitBehavior::kMergedWithNext;
   if (name == "Contiguous") return SplitBehavior::kContiguous;
-  fail(ErrorCode::kUnsupported, "{}: behavior {} is not supported", kWhere, quote(name));
+  fail(ErrorCode::kUnsupported, "{}: behavior {} is not supported", kWhere, in_quotes(name));
 }
 
 class Reader {
@@ -40,12 +40,12 @@ class Reader {
     if (description.is_null()) return;
     if (!description.is_object() || depth > kMaxDepth)
       fail(ErrorCode::kFormat, "{}: not an object, or nested too deeply", kWhere);
-    const std::string& type = json_read::text(description, "type", kWhere);
+    const auto type = json_read::get<std::string>(description, "type", kWhere);
     if (type == "Sequence") {
       for (const auto& part : json_read::array(description, "pretokenizers", kWhere)) add(part, depth + 1);
       return;
     }
-    if (byte_level_) fail(ErrorCode::kUnsupported, "{}: {} after ByteLevel is not supported", kWhere, quote(type));
+    if (byte_level_) fail(ErrorCode::kUnsupported, "{}: {} after ByteLevel is not supported", kWhere, in_quotes(type));
     if (stages_.size() == kMaxStages) fail(ErrorCode::kUnsupported, "{}: more than {} stages", kWhere, kMaxStages);
     add_stage(type, description);
   }
@@ -53,9 +53,9 @@ class Reader {
   void add_stage(const std::string& type, const nlohmann::json& description) {
     if (type == "Split") {
       stages_.push_back({read_pattern(description, kWhere), read_behavior(description),
-                         json_read::flag(description, "invert", false, kWhere)});
+                         json_read::get_or(description, "invert", false, kWhere)});
     } else if (type == "Digits") {
-      const bool each = json_read::flag(description, "individual_digits", false, kWhere);
+      const bool each = json_read::get_or(description, "individual_digits", false, kWhere);
       stages_.push_back({Regex("\\p{N}"), each ? SplitBehavior::kIsolated : SplitBehavior::kContiguous});
     } else if (type == "Punctuation") {
       stages_.push_back({Regex(R"([!-/:-@\[-`{-~\p{P}])"), read_behavior(description)});
@@ -69,15 +69,15 @@ class Reader {
       fail(ErrorCode::kUnsupported,
            "{} {} is not supported (only Sequence, Split, Digits, Punctuation, Whitespace, WhitespaceSplit and ByteLevel "
            "are)",
-           kWhere, quote(type));
+           kWhere, in_quotes(type));
     }
   }
 
   void add_byte_level(const nlohmann::json& description) {
     byte_level_ = true;
-    const bool prefix = json_read::flag(description, "add_prefix_space", true, kWhere);
+    const bool prefix = json_read::get_or(description, "add_prefix_space", true, kWhere);
     // Without GPT-2's pattern the whole piece is the match.
-    if (json_read::flag(description, "use_regex", true, kWhere))
+    if (json_read::get_or(description, "use_regex", true, kWhere))
       stages_.push_back({Regex(kGpt2), SplitBehavior::kIsolated, false, prefix});
     else if (prefix)
       stages_.push_back({Regex(R"([\s\S]+)"), SplitBehavior::kIsolated, false, true});

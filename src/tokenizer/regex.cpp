@@ -3,7 +3,7 @@
 #include <cctype>
 
 #include "core/fail.h"
-#include "tokenizer/quote.h"
+#include "core/printable.h"
 
 namespace dsmoe {
 
@@ -33,7 +33,7 @@ RegexScratch::RegexScratch()
   if (stack_) pcre2_jit_stack_assign(context_.get(), nullptr, stack_.get());
 }
 
-Regex::Regex(std::string_view oniguruma_pattern) : source_(quote(oniguruma_pattern)) {
+Regex::Regex(std::string_view oniguruma_pattern) : source_(in_quotes(oniguruma_pattern)) {
   if (oniguruma_pattern.size() > kMaxPattern)
     fail(ErrorCode::kFormat, "regular expression {} of {} bytes; at most {} are supported", source_,
          oniguruma_pattern.size(), kMaxPattern);
@@ -45,7 +45,7 @@ Regex::Regex(std::string_view oniguruma_pattern) : source_(quote(oniguruma_patte
 
 Regex Regex::literal(std::string_view text) {
   Regex regex;
-  regex.source_ = quote(text);
+  regex.source_ = in_quotes(text);
   std::string escaped;
   for (const char c : text) {
     if (static_cast<unsigned char>(c) < 0x80 && !std::isalnum(static_cast<unsigned char>(c)))

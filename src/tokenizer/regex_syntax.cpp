@@ -3,7 +3,7 @@
 #include <cctype>
 
 #include "core/fail.h"
-#include "tokenizer/quote.h"
+#include "core/printable.h"
 #include "tokenizer/regex.h"
 
 namespace dsmoe {
@@ -43,7 +43,8 @@ class Translator {
 
  private:
   [[noreturn]] void refuse(std::string_view construct) const {
-    fail(ErrorCode::kUnsupported, "regular expression {}: {} at byte {} is not supported", quote(pattern_), construct, at_);
+    fail(ErrorCode::kUnsupported, "regular expression {}: {} at byte {} is not supported", in_quotes(pattern_), construct,
+         at_);
   }
   char peek(std::size_t ahead) const { return at_ + ahead < pattern_.size() ? pattern_[at_ + ahead] : '\0'; }
   void copy(std::size_t n) {

@@ -6,8 +6,8 @@
 #include <system_error>
 
 #include "core/fail.h"
-#include "tokenizer/json_read.h"
-#include "tokenizer/quote.h"
+#include "core/json_read.h"
+#include "core/printable.h"
 #include "tokenizer/tokenizer_impl.h"
 
 namespace dsmoe {
@@ -20,18 +20,18 @@ namespace fs = std::filesystem;
 constexpr const char* kFile = "tokenizer.json";
 constexpr const char* kConfig = "tokenizer_config.json";
 constexpr const char* kJinja = "chat_template.jinja";
-constexpr std::uintmax_t kMaxFile = 256u << 20;
+constexpr std::uintmax_t kMaxFile = json_read::kMaxBytes;
 
 AddedToken read_added_token(const Json& token, std::int32_t id, const char* where) {
   if (!token.is_object()) fail(ErrorCode::kFormat, "{}: an added token is not an object", where);
   AddedToken out;
   out.id = id;
-  out.content = json_read::text(token, "content", where);
-  out.single_word = json_read::flag(token, "single_word", false, where);
-  out.lstrip = json_read::flag(token, "lstrip", false, where);
-  out.rstrip = json_read::flag(token, "rstrip", false, where);
-  out.special = json_read::flag(token, "special", false, where);
-  out.normalized = json_read::flag(token, "normalized", !out.special, where);
+  out.content = json_read::get<std::string>(token, "content", where);
+  out.single_word = json_read::get_or(token, "single_word", false, where);
+  out.lstrip = json_read::get_or(token, "lstrip", false, where);
+  out.rstrip = json_read::get_or(token, "rstrip", false, where);
+  out.special = json_read::get_or(token, "special", false, where);
+  out.normalized = json_read::get_or(token, "normalized", !out.special, where);
   return out;
 }
 
@@ -40,8 +40,8 @@ std::vector<AddedToken> read_added_tokens(const Json& file) {
   if (!json_read::find(file, "added_tokens")) return out;
   for (const Json& token : json_read::array(file, "added_tokens", kFile)) {
     const Json* value = token.is_object() ? json_read::find(token, "id") : nullptr;
-    const auto id = value ? json_read::token_id(*value) : std::nullopt;
-    if (!id) fail(ErrorCode::kFormat, "{}: an added token without an id that fits", kFile);
+    const auto id = value ? json_read::try_as<std::int32_t>(*value) : std::nullopt;
+    if (!id || *id < 0) fail(ErrorCode::kFormat, "{}: an added token without an id that fits", kFile);
     out.push_back(read_added_token(token, *id, kFile));
   }
   return out;
@@ -53,7 +53,7 @@ std::vector<AddedToken> read_config_tokens(const Json& config) {
   if (!json_read::find(config, "added_tokens_decoder")) return out;
   for (const auto& [key, token] : json_read::object(config, "added_tokens_decoder", kConfig).items()) {
     if (key.empty() || key.size() > 9 || key.find_first_not_of("0123456789") != std::string::npos)
-      fail(ErrorCode::kFormat, "{}: added_tokens_decoder has the id {}", kConfig, quote(key));
+      fail(ErrorCode::kFormat, "{}: added_tokens_decoder has the id {}", kConfig, in_quotes(key));
     out.push_back(read_added_token(token, std::stoi(key), kConfig));
   }
   return out;
@@ -63,18 +63,19 @@ std::vector<AddedToken> read_config_tokens(const Json& config) {
 std::string named_token(const Json& config, const char* name) {
   const Json* value = json_read::find(config, name);
   if (!value) return {};
-  if (value->is_object()) return json_read::text(*value, "content", kConfig);
-  return json_read::text(config, name, kConfig);
+  if (value->is_object()) return json_read::get<std::string>(*value, "content", kConfig);
+  return json_read::get<std::string>(config, name, kConfig);
 }
 
 // One text, or a list of {name, template} of which "default" is taken.
 std::string read_chat_template(const Json& config) {
   const Json* value = json_read::find(config, "chat_template");
   if (!value) return {};
-  if (!value->is_array()) return json_read::text(config, "chat_template", kConfig);
+  if (!value->is_array()) return json_read::get<std::string>(config, "chat_template", kConfig);
   for (const Json& entry : *value) {
     if (!entry.is_object()) fail(ErrorCode::kFormat, "{}: an entry of chat_template is not an object", kConfig);
-    if (json_read::text(entry, "name", kConfig) == "default") return json_read::text(entry, "template", kConfig);
+    if (json_read::get<std::string>(entry, "name", kConfig) == "default")
+      return json_read::get<std::string>(entry, "template", kConfig);
   }
   return {};
 }
@@ -82,9 +83,9 @@ std::string read_chat_template(const Json& config) {
 void check_decoder(const Json& file) {
   const Json* decoder = json_read::find(file, "decoder");
   if (!decoder) fail(ErrorCode::kUnsupported, "{}: no decoder; only ByteLevel is supported", kFile);
-  const std::string& type = json_read::text(*decoder, "type", "tokenizer.json: decoder");
+  const auto type = json_read::get<std::string>(*decoder, "type", "tokenizer.json: decoder");
   if (type != "ByteLevel")
-    fail(ErrorCode::kUnsupported, "{}: decoder {} is not supported (only ByteLevel is)", kFile, quote(type));
+    fail(ErrorCode::kUnsupported, "{}: decoder {} is not supported (only ByteLevel is)", kFile, in_quotes(type));
 }
 
 // The Llama classes of Hugging Face put their own bos and eos around a text, whatever tokenizer.json says; the
@@ -96,7 +97,7 @@ void apply_config_frame(const Json& config, const std::optional<std::int32_t>& b
   if (!llama && frame.from_template) return;
   const auto choose = [&](const char* key, bool otherwise, const std::optional<std::int32_t>& id) {
     std::vector<std::int32_t> ids;
-    if (!json_read::flag(config, key, otherwise && id.has_value(), kConfig)) return ids;
+    if (!json_read::get_or(config, key, otherwise && id.has_value(), kConfig)) return ids;
     if (!id) fail(ErrorCode::kFormat, "{}: {} is true, but the token itself is not given", kConfig, key);
     ids.push_back(*id);
     return ids;
@@ -138,8 +139,8 @@ void write_file(const fs::path& path, const std::string& text) {
 
 Tokenizer::Impl::Impl(std::string tokenizer_json, std::string config_json)
     : json_text(std::move(tokenizer_json)), config_text(std::move(config_json)) {
-  const Json file = json_read::parse(json_text, kFile);
-  const Json config = config_text.empty() ? Json::object() : json_read::parse(config_text, kConfig);
+  const Json file = json_read::parse_object(json_text, kFile);
+  const Json config = config_text.empty() ? Json::object() : json_read::parse_object(config_text, kConfig);
   const auto part = [&](const char* key) {
     const Json* value = json_read::find(file, key);
     return value ? *value : Json();
@@ -166,7 +167,8 @@ Tokenizer::Impl::Impl(std::string tokenizer_json, std::string config_json)
     const std::string content = named_token(config, name);
     if (content.empty()) return std::nullopt;
     const auto id = vocab.id_of(content);
-    if (!id && must_exist) fail(ErrorCode::kFormat, "{}: {} {} is not in the vocabulary", kConfig, name, quote(content));
+    if (!id && must_exist)
+      fail(ErrorCode::kFormat, "{}: {} {} is not in the vocabulary", kConfig, name, in_quotes(content));
     if (id) add({.id = *id, .content = content, .special = true});
     return id;
   };

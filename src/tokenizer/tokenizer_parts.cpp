@@ -3,8 +3,8 @@
 #include <set>
 
 #include "core/fail.h"
-#include "tokenizer/json_read.h"
-#include "tokenizer/quote.h"
+#include "core/json_read.h"
+#include "core/printable.h"
 #include "tokenizer/tokenizer_impl.h"
 
 namespace dsmoe {
@@ -14,7 +14,7 @@ namespace {
 using json_read::Json;
 
 const std::string& checked(const std::string& text, const char* what) {
-  require(utf8::valid_prefix(text) == text.size(), "tokenizer parts: {} {} is not valid UTF-8", what, quote(text));
+  require(utf8::valid_prefix(text) == text.size(), "tokenizer parts: {} {} is not valid UTF-8", what, in_quotes(text));
   return text;
 }
 
@@ -26,7 +26,7 @@ Json model_json(const TokenizerParts& parts, const std::set<std::int32_t>& added
   for (std::size_t i = 0; i < plain; ++i) {
     if (parts.vocab[i].empty()) continue;
     const bool fresh = vocab.emplace(checked(parts.vocab[i], "token"), i).second;
-    require(fresh, "tokenizer parts: the token {} occurs twice", quote(parts.vocab[i]));
+    require(fresh, "tokenizer parts: the token {} occurs twice", in_quotes(parts.vocab[i]));
   }
   Json merges = Json::array();
   for (const std::string& merge : parts.merges) merges.push_back(checked(merge, "merge"));
@@ -75,11 +75,11 @@ Tokenizer Tokenizer::from_parts(const TokenizerParts& parts) {
                      {"special", token.special}});
     const bool fresh = added_ids.insert(token.id).second;
     require(token.id >= 0 && fresh, "tokenizer parts: added token {} has the id {}, which is negative or taken",
-            quote(token.content), token.id);
+            in_quotes(token.content), token.id);
     const auto at = static_cast<std::size_t>(token.id);
     require(at >= parts.vocab.size() || parts.vocab[at].empty() || parts.vocab[at] == token.content,
             "tokenizer parts: id {} is the added token {} and another one in the vocabulary", token.id,
-            quote(token.content));
+            in_quotes(token.content));
   }
   const Json byte_level = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
@@ -88,7 +88,7 @@ Tokenizer Tokenizer::from_parts(const TokenizerParts& parts) {
                      {"padding", nullptr},
                      {"added_tokens", std::move(added)},
                      {"normalizer", nullptr},
-                     {"pre_tokenizer", json_read::parse(parts.pre_tokenizer, "tokenizer parts: pre_tokenizer")},
+                     {"pre_tokenizer", json_read::parse_object(parts.pre_tokenizer, "tokenizer parts: pre_tokenizer")},
                      {"post_processor", byte_level},
                      {"decoder", byte_level},
                      {"model", model_json(parts, added_ids)}};

@@ -1,8 +1,8 @@
 #include "tokenizer/vocab.h"
 
 #include "core/fail.h"
+#include "core/printable.h"
 #include "tokenizer/byte_level.h"
-#include "tokenizer/quote.h"
 
 namespace dsmoe {
 
@@ -19,7 +19,7 @@ Vocab::Entry& Vocab::entry(std::int32_t id) {
 
 void Vocab::add(std::int32_t id, std::string token) {
   Entry& e = entry(id);
-  if (e.used) fail(ErrorCode::kFormat, "tokenizer: two tokens have the id {}, one of them {}", id, quote(token));
+  if (e.used) fail(ErrorCode::kFormat, "tokenizer: two tokens have the id {}, one of them {}", id, in_quotes(token));
   e.used = e.of_model = true;
   e.bytes = byte_level::decode(token).value_or(token);
   ids_.insert_or_assign(std::move(token), id);
@@ -29,8 +29,8 @@ void Vocab::add_plain(std::int32_t id, const std::string& token, bool special) {
   const auto known = id_of(token);
   Entry& e = entry(id);
   if ((known && *known != id) || (e.used && !known))
-    fail(ErrorCode::kFormat, "tokenizer: the added token {} has the id {}, which the vocabulary contradicts", quote(token),
-         id);
+    fail(ErrorCode::kFormat, "tokenizer: the added token {} has the id {}, which the vocabulary contradicts",
+         in_quotes(token), id);
   e.used = true;
   e.special = special;
   e.bytes = token;

@@ -19,19 +19,13 @@ constexpr const char* kRunFile = "run.json";
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-nlohmann::json read_run(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / "trainer" / kRunFile;
-  nlohmann::json run = io::read_json(path);
-  if (!run.is_object() || !run.contains("state") || !run.contains("options"))
-    fail(ErrorCode::kFormat, "{}: no \"state\" and \"options\"; the checkpoint is damaged", path.string());
-  return run;
-}
+std::filesystem::path run_file(const std::filesystem::path& folder) { return folder / "trainer" / kRunFile; }
 
 void write_run(const std::filesystem::path& folder, const RunState& s, const TrainOptions& options) {
   const nlohmann::ordered_json run = {
       {"state", {{"position", s.position}, {"tokens", s.tokens}, {"best_loss", s.best_loss}, {"best_step", s.best_step}}},
       {"options", to_json(options)}};
-  io::write_file_atomically(folder / "trainer" / kRunFile, run.dump(2) + "\n");
+  io::write_file_atomically(run_file(folder), run.dump(2) + "\n");
 }
 
 class Loop {
@@ -145,24 +139,20 @@ class Loop {
 }  // namespace
 
 TrainOptions load_options(const std::filesystem::path& folder) {
-  const nlohmann::ordered_json options = read_run(folder)["options"];
-  return options_from_json(options, (folder / "trainer" / kRunFile).string());
+  const std::string where = run_file(folder).string();
+  return options_from_json(json_read::object(io::read_json(where), "options", where), where);
 }
 
 RunState load_run_state(const std::filesystem::path& folder) {
-  const nlohmann::json state = read_run(folder)["state"];
+  const std::string where = run_file(folder).string();
+  const json_read::Json run = io::read_json(where), &state = json_read::object(run, "state", where);
   RunState s;
-  try {
-    state.at("position").get_to(s.position);
-    state.at("tokens").get_to(s.tokens);
-    state.at("best_loss").get_to(s.best_loss);
-    state.at("best_step").get_to(s.best_step);
-  } catch (const nlohmann::json::exception&) {
-    s.position = -1;
-  }
+  s.position = json_read::get<Index>(state, "position", where);
+  s.tokens = json_read::get<Index>(state, "tokens", where);
+  s.best_loss = json_read::get<double>(state, "best_loss", where);
+  s.best_step = json_read::get<Index>(state, "best_step", where);
   if (s.position < 0 || s.tokens < 0)
-    fail(ErrorCode::kFormat, "{}: the state of the run is not as expected; the checkpoint is damaged",
-         (folder / "trainer" / kRunFile).string());
+    fail(ErrorCode::kFormat, "{}: position {} after {} tokens; the checkpoint is damaged", where, s.position, s.tokens);
   return s;
 }
 

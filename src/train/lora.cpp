@@ -12,11 +12,6 @@ namespace dsmoe::train {
 
 namespace {
 
-bool has_adapter(const Parameter& p) {
-  return p.shape.rank() == 2 &&
-         (is_attention(p.kind) || is_routed_expert(p.kind) || is_shared_expert(p.kind) || is_dense_mlp(p.kind));
-}
-
 void multiply(Tensor& t, float factor) {
   for (float& x : t.span<float>()) x *= factor;
 }
@@ -31,7 +26,7 @@ Lora::Lora(const ModelConfig& config, const ModelWeights& weights, Index rank, d
   std::uint64_t next = kStreams;
   Index numbers_a = 0, numbers_b = 0;
   for (const Parameter& p : parameter_list(config)) {
-    if (!has_adapter(p)) continue;
+    if (!p.traits.adapter) continue;
     const std::uint64_t stream = next++;  // of the parameter, whether others are frozen or not
     if (!wanted(p)) continue;
     streams.push_back(stream);

@@ -1,9 +1,9 @@
 #include "train/step_log.h"
 
 #include <cerrno>
-#include <nlohmann/json.hpp>
 
 #include "core/fail.h"
+#include "core/json_read.h"
 #include "io/atomic_file.h"
 #include "io/line_reader.h"
 #include "train/loop.h"
@@ -18,9 +18,11 @@ std::string entries_before(const std::filesystem::path& path, Index first_step) 
   if (first_step == 0 || !std::filesystem::exists(path)) return kept;
   io::LineReader lines(path);
   for (std::string_view line; lines.next(line);) {
-    const nlohmann::json entry = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_integer() || entry["step"] >= first_step)
+    try {
+      if (json_read::get<Index>(json_read::parse(line, lines.path()), "step", lines.path()) >= first_step) break;
+    } catch (const Error&) {
       break;
+    }
     kept.append(line).append("\n");
   }
   return kept;

@@ -96,8 +96,8 @@ Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const T
   std::vector<TrainedTensors::Entry> entries;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
-    if (has_gradient(p.kind))
-      entries.push_back({p.name, model_.weights().view(p), grads_.view(p), !is_norm(p.kind) && !is_bias(p.kind),
+    if (p.traits.gradient)
+      entries.push_back({p.name, model_.weights().view(p), grads_.view(p), p.traits.decay,
                          /*in_model=*/true, /*trained=*/!adapters && !fixed[i]});
   }
   trained_.add(std::move(entries));
@@ -190,7 +190,7 @@ void Trainer::fail_not_finite(std::span<const Batch> passes, const std::string& 
   // All outputs are finite, so a gradient is not. Backward starts at the end of the model.
   const std::vector<Parameter> parameters = parameter_list(model_.config());
   for (auto p = parameters.rbegin(); p != parameters.rend() && where.empty(); ++p)
-    if (has_gradient(p->kind) && !finite(grads_.dense(*p)))
+    if (p->traits.gradient && !finite(grads_.dense(*p)))
       where = fmt::format("{}the gradient of {} is the first that is not finite",
                           p->layer >= 0 ? fmt::format("layer {}: ", p->layer) : "", p->name);
   fail(ErrorCode::kNumeric,

@@ -57,11 +57,11 @@ void Trainer::load_state(const std::filesystem::path& folder) {
     fail(ErrorCode::kFormat, "{} has {} tensors, expected {}; was the run started with another dtype, freeze or lora-rank?",
          file.path(), file.names().size(), expected);
   const std::string where = (trainer / kStep).string();
-  const nlohmann::json state = io::read_json(where);
-  if (!state.is_object() || !state.contains("steps_done") || !state["steps_done"].is_number_unsigned() ||
-      state.value("format", 0) != 1)
-    fail(ErrorCode::kFormat, "{}: no \"steps_done\" in format 1; the checkpoint is damaged", where);
-  step_ = state["steps_done"].get<Index>();
+  const json_read::Json state = io::read_json(where);
+  step_ = json_read::get<Index>(state, "steps_done", where);
+  if (const auto format = json_read::get<Index>(state, "format", where); format != 1 || step_ < 0)
+    fail(ErrorCode::kFormat, "{}: {} steps in format {}; the checkpoint is damaged, or of a newer version", where, step_,
+         format);
 }
 
 }  // namespace dsmoe::train

@@ -4,9 +4,9 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "cli/run_program.h"
+#include "support/files.h"
 #include "support/temp_folder.h"
 
 namespace dsmoe::testing {
@@ -16,12 +16,6 @@ using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
 const std::string kTokenizer = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
-
-std::string contents(const std::string& path) {
-  std::ostringstream all;
-  all << std::ifstream(path, std::ios::binary).rdbuf();
-  return all.str();
-}
 
 class GgufCommands : public ::testing::Test {
  protected:
@@ -65,7 +59,7 @@ TEST_F(GgufCommands, AFolderSurvivesTheWayToGgufAndBack) {
     for (const auto& entry : fs::directory_iterator(m)) {
       const std::string name = entry.path().filename().string();
       if (name.starts_with(".")) continue;
-      EXPECT_EQ(contents(path("back/" + name)), contents(entry.path())) << name;
+      EXPECT_EQ(read_bytes(path("back/" + name)), read_bytes(entry.path())) << name;
       ++files;
     }
     EXPECT_EQ(files, 5) << "config, generation config, weights, and two files of the tokenizer";
@@ -111,7 +105,7 @@ TEST_F(GgufCommands, QuantizedModelsAnswer) {
     EXPECT_LT(fs::file_size(file), before);
     before = fs::file_size(file);
     ok({"quantize", path("m.gguf"), "-o", again, "--type", type, "-t", "1", "--force"});
-    EXPECT_EQ(contents(again).size(), contents(file).size()) << "from a folder or a file alike";
+    EXPECT_EQ(read_bytes(again).size(), read_bytes(file).size()) << "from a folder or a file alike";
     EXPECT_NEAR(ok({"eval", "-m", file, "--data", path("x.ids"), "--json"}).json()["loss"], exact, 0.05) << type;
     EXPECT_NEAR(ok({"eval", "-m", file, "--data", path("x.ids"), "--dtype", "f32", "--json"}).json()["loss"], exact, 0.05)
         << type;

@@ -13,6 +13,7 @@
 #include "cli/run_program.h"
 #include "io/gguf.h"
 #include "io/safetensors.h"
+#include "support/files.h"
 #include "support/temp_folder.h"
 
 namespace dsmoe::testing {
@@ -46,10 +47,9 @@ class LlamaCpp : public ::testing::Test {
   // Output and errors of a command of the shell.
   std::string shell(const std::string& command) const {
     const int status = std::system((command + " > '" + path("log") + "' 2>&1").c_str());
-    std::ostringstream log;
-    log << std::ifstream(path("log")).rdbuf();
-    EXPECT_EQ(status, 0) << command << "\n" << log.str();
-    return log.str();
+    const std::string log = read_bytes(path("log"));
+    EXPECT_EQ(status, 0) << command << "\n" << log;
+    return log;
   }
   std::string tool(const char* name) const { return "'" + (tree_ / "build/bin" / name).string() + "'"; }
 
@@ -58,9 +58,7 @@ class LlamaCpp : public ::testing::Test {
     shell("'" + path("llama_logits") + "' '" + file + "' '" + path("theirs") + "' " + ids);
     std::ofstream(path("x.ids")) << ids << "\n";
     ok({"eval", "-m", file, "--data", path("x.ids"), "--cache-dtype", "f32", "--logits", path("ours.safetensors")});
-    std::ostringstream theirs;
-    theirs << std::ifstream(path("theirs"), std::ios::binary).rdbuf();
-    const std::string bytes = theirs.str();
+    const std::string bytes = read_bytes(path("theirs"));
     const auto file_of_ours = io::SafetensorsFile::open(path("ours.safetensors"));
     const Tensor ours = file_of_ours.tensor("logits");
     EXPECT_EQ(ours.bytes(), bytes.size());

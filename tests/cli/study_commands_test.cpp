@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/run_program.h"
+#include "support/files.h"
 #include "support/temp_folder.h"
 
 namespace dsmoe::testing {
@@ -35,10 +36,6 @@ class StudyCommands : public ::testing::Test {
     EXPECT_EQ(made.status, 0) << made.err;
     return path(name);
   }
-  static std::string read(const std::string& file) {
-    std::ifstream in(file, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
   static Json good(const ProgramResult& result) {
     EXPECT_EQ(result.status, 0) << result.err;
     return result.status == 0 ? Json::parse(result.out) : Json();
@@ -56,7 +53,7 @@ TEST_F(StudyCommands, EvalWithChangedRouting) {
   EXPECT_EQ(j["ablations"][1]["masked_experts"], 1);
   EXPECT_NE(j["ablations"][1]["loss"], plain);
   EXPECT_EQ(j["ablations"][5]["loss"], plain) << "the model's own number of experts";
-  EXPECT_NE(read(path("p.svg")).find("<svg"), std::string::npos);
+  EXPECT_NE(read_bytes(path("p.svg")).find("<svg"), std::string::npos);
   const ProgramResult table = run_program({"eval", "-m", m, "--data", path("a.ids"), "--mask-top", "1/16"});
   EXPECT_TRUE(table.out_has("top 1/16 masked (1 of 16)")) << table.out;
 
@@ -80,8 +77,8 @@ TEST_F(StudyCommands, InspectWritesEverythingThatIsAsked) {
   EXPECT_EQ(j["layers"].size(), 2u);
   EXPECT_EQ(j["layers"][0]["combinations"]["possible"], "120");
   EXPECT_LT(j["stability"]["layers"][0]["overlap"], 1);
-  EXPECT_NE(read(path("r.html")).find("application/json"), std::string::npos);
-  const std::string csv = read(path("r.csv"));
+  EXPECT_NE(read_bytes(path("r.html")).find("application/json"), std::string::npos);
+  const std::string csv = read_bytes(path("r.csv"));
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 1 + 2 * 16);
 
   const Json replayed = good(run_program({"inspect", "--replay", path("r.trace"), "--json"}));
@@ -206,8 +203,8 @@ TEST_F(StudyCommands, CompareTrainsAllFourAndGoesOn) {
   std::string line = std::string(DSMOE_PROGRAM);
   for (const std::string& argument : command) line += " " + (argument == path("out") ? path("piped") : argument);
   EXPECT_EQ(std::system(("{ " + line + " 2>&1 >/dev/null; echo $? >" + path("status") + "; } | true").c_str()), 0);
-  EXPECT_EQ(read(path("status")), "0\n");
-  EXPECT_EQ(Json::parse(read(path("piped") + "/compare.json"))["models"], j["models"]);
+  EXPECT_EQ(read_bytes(path("status")), "0\n");
+  EXPECT_EQ(Json::parse(read_bytes(path("piped") + "/compare.json"))["models"], j["models"]);
 
   std::vector<std::string> other = command;
   other.insert(other.end(), {"--lr", "0.1"});

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "cli/run_program.h"
+#include "support/files.h"
 #include "support/temp_folder.h"
 
 namespace dsmoe::testing {
@@ -13,10 +14,6 @@ namespace {
 class TokenizerCommand : public ::testing::Test {
  protected:
   std::string path(const char* name) const { return (folder_ / name).string(); }
-  static std::string read(const std::string& name) {
-    std::ifstream in(name, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
 
   TempFolder folder_;
 };
@@ -34,8 +31,8 @@ TEST_F(TokenizerCommand, LearnsFromTheBuiltinCorpus) {
   EXPECT_EQ(ids.json()["ids"][0], 256);
   EXPECT_LT(ids.json()["ids"].size(), 15u) << "words that it knows";
   ASSERT_EQ(train("b/tokenizer.json").status, 0) << "named like a file";
-  EXPECT_EQ(read(path("a/tokenizer.json")), read(path("b/tokenizer.json"))) << "the same every time";
-  EXPECT_EQ(read(path("a/tokenizer_config.json")), read(path("b/tokenizer_config.json")));
+  EXPECT_EQ(read_bytes(path("a/tokenizer.json")), read_bytes(path("b/tokenizer.json"))) << "the same every time";
+  EXPECT_EQ(read_bytes(path("a/tokenizer_config.json")), read_bytes(path("b/tokenizer_config.json")));
 }
 
 TEST_F(TokenizerCommand, LearnsFromFilesAndLeavesOutBadLines) {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "cli/run_program.h"
+#include "support/files.h"
 #include "support/temp_folder.h"
 
 namespace dsmoe {
@@ -58,11 +59,6 @@ class TrainCommand : public ::testing::Test {
     for (std::string line; std::getline(in, line);) entries.push_back(nlohmann::json::parse(line));
     return entries;
   }
-  static std::string bytes(const std::string& path) {
-    std::ifstream in(path, std::ios::binary);
-    EXPECT_TRUE(in) << path;
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
 
   testing::TempFolder dir_;
 };
@@ -71,7 +67,7 @@ TEST_F(TrainCommand, TenStepsAreThoseOfPyTorchAndResumingChangesNothing) {
   const ProgramResult whole = train({"--steps", "10", "-o", out("whole")});
   ASSERT_EQ(whole.status, 0) << whole.err;
   EXPECT_TRUE(whole.out_has("Done after 10 steps"));
-  const nlohmann::json golden = nlohmann::json::parse(bytes(kGolden + "/steps.json"));
+  const nlohmann::json golden = nlohmann::json::parse(testing::read_bytes(kGolden + "/steps.json"));
   const auto entries = log(out("whole"));
   ASSERT_EQ(entries.size(), 10u);
   for (std::size_t i = 0; i < 10; ++i)
@@ -84,7 +80,7 @@ TEST_F(TrainCommand, TenStepsAreThoseOfPyTorchAndResumingChangesNothing) {
   ASSERT_EQ(rest.status, 0) << rest.err;
   EXPECT_EQ(rest.json()["steps"], 10);
   for (const char* file : {"/last/model.safetensors", "/last/trainer/optimizer.safetensors", "/model.safetensors"})
-    EXPECT_TRUE(bytes(out("whole") + file) == bytes(out("parts") + file)) << file;
+    EXPECT_TRUE(testing::read_bytes(out("whole") + file) == testing::read_bytes(out("parts") + file)) << file;
 
   // OUT is a model.
   EXPECT_EQ(run_program({"generate", "-m", out("parts"), "--ids", "1", "2", "-n", "2"}).status, 0);

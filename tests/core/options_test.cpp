@@ -42,7 +42,7 @@ TEST(Options, EveryMistakeNamesTheOptionAndTheBound) {
   Sample good;
   good.seed = ~std::uint64_t{0};
   EXPECT_NO_THROW(validate_options(good));
-  const auto refused = [](auto change, std::initializer_list<const char*> words) {
+  const auto refused = [](auto change, std::initializer_list<std::string_view> words) {
     Sample s;
     change(s);
     return testing::throws_error([&] { validate_options(s); }, words);

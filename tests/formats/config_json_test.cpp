@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-::testing::AssertionResult refused(const std::string& text, std::initializer_list<const char*> words) {
+::testing::AssertionResult refused(const std::string& text, std::initializer_list<std::string_view> words) {
   return testing::throws_error([&] { ModelConfig::from_json(text, "x/config.json"); }, words);
 }
 
@@ -182,11 +182,12 @@ TEST(ConfigJson, RefusesWhatIsNotJson) {
   EXPECT_TRUE(refused("{\"hidden_size\": 2048,\n", {"not valid JSON", "line 2"}));
   EXPECT_TRUE(refused("[1]", {"expected a JSON object", "[1]"}));
   EXPECT_TRUE(refused("{\"a\": 1e999}", {"not valid JSON"}));
+  EXPECT_TRUE(refused(R"({"hidden_size": 2048, "hidden_size": 4096})", {"x/config.json", "'hidden_size'", "twice"}));
   EXPECT_TRUE(refused("{\"a\": \"\xff\"}", {"not valid JSON"}));
   EXPECT_TRUE(refused("{\"a\": " + std::string(200000, '[') + std::string(200000, ']') + "}", {"nested deeper"}));
   std::string many = "{\"k\": 0";
   for (int i = 0; i < 10000; ++i) many += ", \"" + std::to_string(i) + "\": 0";
-  EXPECT_TRUE(refused(many + "}", {"more than 10000 fields"}));
+  EXPECT_TRUE(refused(many + "}", {"more than 10000 keys"}));
 }
 
 TEST(ConfigJson, LoadsAFolderOrAFile) {

@@ -13,9 +13,9 @@
 namespace dsmoe {
 namespace {
 
-using io::expect_error;
 using io::GgufMetadata;
 using io::GgufValue;
+using testing::throws_error;
 using Json = nlohmann::json;
 
 const std::string kFolder = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
@@ -78,21 +78,21 @@ TEST(GgufTokenizer, NoneAndUnknownOnes) {
   put_no_tokenizer(m);
   EXPECT_FALSE(tokenizer_from_gguf(m));
   m.set("tokenizer.ggml.model", GgufValue::string("llama"));
-  expect_error(ErrorCode::kUnsupported, {"x.gguf", "'llama'", "gpt2"}, [&] { tokenizer_from_gguf(m); });
+  EXPECT_TRUE(throws_error([&] { tokenizer_from_gguf(m); }, {"x.gguf", "'llama'", "gpt2"}, ErrorCode::kUnsupported));
   m.set("tokenizer.ggml.model", GgufValue::string("gpt2"));
-  expect_error(ErrorCode::kFormat, {"x.gguf", "tokenizer.ggml.pre"}, [&] { tokenizer_from_gguf(m); });
+  EXPECT_TRUE(throws_error([&] { tokenizer_from_gguf(m); }, {"x.gguf", "tokenizer.ggml.pre"}, ErrorCode::kFormat));
   m.set("tokenizer.ggml.pre", GgufValue::string("tekken"));
-  expect_error(ErrorCode::kUnsupported, {"x.gguf", "tekken"}, [&] { tokenizer_from_gguf(m); });
+  EXPECT_TRUE(throws_error([&] { tokenizer_from_gguf(m); }, {"x.gguf", "tekken"}, ErrorCode::kUnsupported));
   m.set("tokenizer.ggml.pre", GgufValue::string("gpt-2"));
   m.set("tokenizer.ggml.tokens", GgufValue::strings(std::vector<std::string>{"a", "b"}));
-  expect_error(ErrorCode::kFormat, {"x.gguf", "merges"}, [&] { tokenizer_from_gguf(m); });
+  EXPECT_TRUE(throws_error([&] { tokenizer_from_gguf(m); }, {"x.gguf", "merges"}, ErrorCode::kFormat));
   m.set("tokenizer.ggml.merges", GgufValue::strings({}));
   EXPECT_TRUE(tokenizer_from_gguf(m));
   m.set("tokenizer.ggml.bos_token_id", GgufValue::u32(2));
-  expect_error(ErrorCode::kFormat, {"bos_token_id is 2", "2 tokens"}, [&] { tokenizer_from_gguf(m); });
+  EXPECT_TRUE(throws_error([&] { tokenizer_from_gguf(m); }, {"bos_token_id is 2", "2 tokens"}, ErrorCode::kFormat));
   m.remove("tokenizer.ggml.bos_token_id");
   m.set("tokenizer.ggml.token_type", GgufValue::i32s(std::vector<std::int32_t>{1}));
-  expect_error(ErrorCode::kFormat, {"2 tokens", "1 token types"}, [&] { tokenizer_from_gguf(m); });
+  EXPECT_TRUE(throws_error([&] { tokenizer_from_gguf(m); }, {"2 tokens", "1 token types"}, ErrorCode::kFormat));
 }
 
 Json tiny_tokenizer() {
@@ -114,7 +114,7 @@ TEST(GgufTokenizer, APipelineWithoutANameIsRefused) {
   const auto refused = [&](std::initializer_list<std::string_view> parts, auto change) {
     Json json = tiny_tokenizer();
     change(json);
-    expect_error(ErrorCode::kUnsupported, parts, [&] { put(json); });
+    EXPECT_TRUE(throws_error([&] { put(json); }, parts, ErrorCode::kUnsupported));
   };
   EXPECT_EQ(put(tiny_tokenizer()), "deepseek-llm");
   for (const char* name : {"deepseek-coder", "deepseek-v3", "gpt-2"}) {
@@ -128,10 +128,26 @@ TEST(GgufTokenizer, APipelineWithoutANameIsRefused) {
   refused({"pre_tokenizer"}, [](Json& j) { j["pre_tokenizer"]["pretokenizers"].erase(2); });
   refused({"normalizer"}, [](Json& j) { j["normalizer"] = {{"type", "NFC"}}; });
   refused({"ignore_merges"}, [](Json& j) { j["model"]["ignore_merges"] = true; });
-  expect_error(ErrorCode::kUnsupported, {"token 2", "vocabulary of 2"}, [] {
-    GgufMetadata m;
-    put_tokenizer(Tokenizer::from_json(tiny_tokenizer().dump()), 2, m);
-  });
+  EXPECT_TRUE(throws_error(
+      [] {
+        GgufMetadata m;
+        put_tokenizer(Tokenizer::from_json(tiny_tokenizer().dump()), 2, m);
+      },
+      {"token 2", "vocabulary of 2"}, ErrorCode::kUnsupported));
+}
+
+// 400 kB of brackets in either of the two texts that a file may carry.
+TEST(GgufTokenizer, JsonNestedDeeplyIsRefused) {
+  GgufMetadata m;
+  put_tokenizer(Tokenizer::from_json(tiny_tokenizer().dump()), 3, m);
+  EXPECT_NO_THROW(tokenizer_from_gguf(m));
+  const std::string deep = "{\"a\": " + std::string(200'000, '[') + std::string(200'000, ']') + "}";
+  GgufMetadata config = m;
+  m.set("tokenizer.huggingface.json", GgufValue::string(deep));
+  EXPECT_TRUE(throws_error([&] { tokenizer_from_gguf(m); }, {"tokenizer.json", "nested deeper"}, ErrorCode::kFormat));
+  config.set("dsmoe.tokenizer_config_json", GgufValue::string(deep));
+  EXPECT_TRUE(
+      throws_error([&] { tokenizer_from_gguf(config); }, {"tokenizer_config.json", "nested deeper"}, ErrorCode::kFormat));
 }
 
 TEST(GgufTokenizer, FromAFolderAFileOrNowhere) {

@@ -5,10 +5,10 @@
 #include <string>
 #include <string_view>
 
+#include "core/utf8.h"
 #include "dsmoe/error.h"
 #include "dsmoe/tokenizer.h"
 #include "tokenizer/byte_level.h"
-#include "tokenizer/utf8.h"
 
 namespace {
 

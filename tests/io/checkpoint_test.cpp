@@ -22,7 +22,7 @@ void write_shard(const std::filesystem::path& path, const std::vector<std::strin
 void write_index(const TempFolder& dir, const WeightMap& map) { write_bytes(dir / kIndexFile, format_index(map, 8)); }
 
 void expect_refused(const TempFolder& dir, std::initializer_list<std::string_view> parts) {
-  expect_error(ErrorCode::kFormat, parts, [&] { Checkpoint::open(dir.path()); });
+  EXPECT_TRUE(throws_error([&] { Checkpoint::open(dir.path()); }, parts, ErrorCode::kFormat));
 }
 
 TEST(Checkpoint, OpensFoldersAndFiles) {
@@ -38,7 +38,7 @@ TEST(Checkpoint, OpensFoldersAndFiles) {
   EXPECT_TRUE(folder.contains("c"));
   EXPECT_FALSE(folder.contains("d"));
   EXPECT_EQ(folder.tensor("c").shape(), Shape{2});
-  expect_error(ErrorCode::kFormat, {dir.path().string(), "'d'"}, [&] { folder.tensor("d"); });
+  EXPECT_TRUE(throws_error([&] { folder.tensor("d"); }, {dir.path().string(), "'d'"}, ErrorCode::kFormat));
 
   const auto file = Checkpoint::open(dir / "two.safetensors");
   EXPECT_EQ(file.names(), std::vector<std::string>{"c"});
@@ -49,13 +49,14 @@ TEST(Checkpoint, OpensFoldersAndFiles) {
 
 TEST(Checkpoint, SaysWhatAFolderLacks) {
   TempFolder dir;
-  expect_error(ErrorCode::kIo, {"/none", "No such file"}, [&] { Checkpoint::open(dir / "none"); });
-  expect_error(ErrorCode::kIo, {dir.path().string(), "no model.safetensors"}, [&] { Checkpoint::open(dir.path()); });
+  EXPECT_TRUE(throws_error([&] { Checkpoint::open(dir / "none"); }, {"/none", "No such file"}, ErrorCode::kIo));
+  EXPECT_TRUE(
+      throws_error([&] { Checkpoint::open(dir.path()); }, {dir.path().string(), "no model.safetensors"}, ErrorCode::kIo));
   write_bytes(dir / "pytorch_model.bin", "");
-  expect_error(ErrorCode::kIo, {"pytorch_model.bin", "convert"}, [&] { Checkpoint::open(dir.path()); });
+  EXPECT_TRUE(throws_error([&] { Checkpoint::open(dir.path()); }, {"pytorch_model.bin", "convert"}, ErrorCode::kIo));
   std::filesystem::remove(dir / "pytorch_model.bin");
   write_bytes(dir / "model-00001-of-00002.safetensors", "");
-  expect_error(ErrorCode::kIo, {"model-00001-of-00002", "no index"}, [&] { Checkpoint::open(dir.path()); });
+  EXPECT_TRUE(throws_error([&] { Checkpoint::open(dir.path()); }, {"model-00001-of-00002", "no index"}, ErrorCode::kIo));
 }
 
 TEST(Checkpoint, RefusesAnIndexThatDoesNotFitItsShards) {
@@ -83,7 +84,7 @@ TEST(Checkpoint, RefusesAnIndexThatDoesNotFitItsShards) {
   expect_refused(dir, {kIndexFile, "JSON"});
   write_index(dir, good);
   std::filesystem::remove(dir / "two.safetensors");
-  expect_error(ErrorCode::kIo, {"two.safetensors", "No such file"}, [&] { Checkpoint::open(dir.path()); });
+  EXPECT_TRUE(throws_error([&] { Checkpoint::open(dir.path()); }, {"two.safetensors", "No such file"}, ErrorCode::kIo));
   write_bytes(dir / "two.safetensors", "garbage");
   expect_refused(dir, {"two.safetensors", "too few"});
 }
@@ -91,16 +92,16 @@ TEST(Checkpoint, RefusesAnIndexThatDoesNotFitItsShards) {
 TEST(Checkpoint, RefusesHostileIndexes) {
   const auto refused = [](const std::string& text, std::initializer_list<std::string_view> parts) {
     SCOPED_TRACE(text.substr(0, 100));
-    expect_error(ErrorCode::kFormat, parts, [&] { parse_index(text, "i.json"); });
+    EXPECT_TRUE(throws_error([&] { parse_index(text, "i.json"); }, parts, ErrorCode::kFormat));
   };
   EXPECT_EQ(parse_index(R"({"weight_map":{"a":"x.safetensors"}})", "i"), (WeightMap{{"a", "x.safetensors"}}));
   refused("", {"i.json", "JSON"});
   refused("{", {"i.json", "JSON"});
-  refused("[]", {"i.json", "weight_map"});
+  refused("[]", {"i.json", "a JSON object, found []"});
   refused("{}", {"i.json", "weight_map"});
   refused(R"({"weight_map":[]})", {"i.json", "weight_map"});
   refused(R"({"weight_map":{}})", {"i.json", "empty"});
-  refused(R"({"weight_map":{"a":1}})", {"i.json", "'a'", "number"});
+  refused(R"({"weight_map":{"a":1}})", {"i.json", "'a'", "found 1"});
   refused(R"({"weight_map":{"a":"x.safetensors","a":"y.safetensors"}})", {"i.json", "'a'", "twice"});
   refused(R"({"weight_map":{}})" + std::string(1, '\0') + "x", {"zero byte"});
   for (const char* file : {"../x.safetensors", "/x.safetensors", "d/x.safetensors", "..", "", "x.bin", ".safetensors",
@@ -122,7 +123,7 @@ TEST(Checkpoint, ExpectNamesWhatWasExpectedAndFound) {
   EXPECT_EQ(checkpoint.expect("w", kinds, {2, 1}).shape(), (Shape{2, 1}));
   const auto refused = [&](const char* name, std::initializer_list<DType> dtypes, Shape shape,
                            std::initializer_list<std::string_view> parts) {
-    expect_error(ErrorCode::kFormat, parts, [&] { checkpoint.expect(name, dtypes, shape); });
+    EXPECT_TRUE(throws_error([&] { checkpoint.expect(name, dtypes, shape); }, parts, ErrorCode::kFormat));
   };
   refused("w", {DType::kBF16, DType::kF16}, {2, 1}, {"x.safetensors", "'w'", "BF16 or F16 [2, 1]", "F32 [2, 1]"});
   refused("w", kinds, {1, 2}, {"x.safetensors", "'w'", "F32 or BF16 [1, 2]", "found F32 [2, 1]"});
@@ -150,11 +151,11 @@ TEST(JsonText, ReadsFilesStrictly) {
   write_bytes(dir / "a.json", R"({"x": [1, {"y": null}], "z": {"x": 1}})");
   EXPECT_EQ(read_json(dir / "a.json")["x"][0], 1);
   write_bytes(dir / "a.json", R"({"x": {"y": 1, "z": 2, "y": 3}})");
-  expect_error(ErrorCode::kFormat, {"a.json", "'y'", "twice"}, [&] { read_json(dir / "a.json"); });
+  EXPECT_TRUE(throws_error([&] { read_json(dir / "a.json"); }, {"a.json", "'y'", "twice"}, ErrorCode::kFormat));
   write_bytes(dir / "a.json", "{} {}");
-  expect_error(ErrorCode::kFormat, {"a.json", "JSON"}, [&] { read_json(dir / "a.json"); });
+  EXPECT_TRUE(throws_error([&] { read_json(dir / "a.json"); }, {"a.json", "JSON"}, ErrorCode::kFormat));
   write_bytes(dir / "a.json", "\"\xff\"");
-  expect_error(ErrorCode::kFormat, {"a.json", "JSON"}, [&] { read_json(dir / "a.json"); });
+  EXPECT_TRUE(throws_error([&] { read_json(dir / "a.json"); }, {"a.json", "JSON"}, ErrorCode::kFormat));
 }
 
 }  // namespace

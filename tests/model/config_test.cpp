@@ -10,7 +10,7 @@ namespace dsmoe {
 namespace {
 
 ::testing::AssertionResult refused(const std::function<void(ModelConfig&)>& spoil,
-                                   std::initializer_list<const char*> words) {
+                                   std::initializer_list<std::string_view> words) {
   ModelConfig c = ModelConfig::preset("tiny");
   spoil(c);
   return testing::throws_error([&] { c.validate(); }, words);

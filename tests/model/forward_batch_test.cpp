@@ -37,7 +37,7 @@ Transformer make_model(DType dtype) {
   for (const Parameter& p : parameters) {
     const Tensor from = w.dense(p);
     tensors.push_back(from);
-    if (p.shape.rank() != 2 || is_router(p.kind)) continue;
+    if (!is_matrix(p)) continue;
     tensors.back() = Tensor(dtype, p.shape);
     ops::quantize_row(dtype, from.span<float>(), tensors.back().raw_mutable());
   }

@@ -68,7 +68,8 @@ TEST(ParameterList, FollowsBiasTyingAndHeadDim) {
   EXPECT_EQ(list[2].shape, (Shape{256}));
   EXPECT_EQ(list[7].shape, (Shape{128, 256}));  // o_proj.weight
   EXPECT_EQ(list[8].shape, (Shape{128}));       // o_proj.bias
-  EXPECT_TRUE(is_bias(list[8].kind) && is_attention(list[8].kind));
+  EXPECT_EQ(list[8].role, "attention.o.bias");
+  EXPECT_TRUE(list[8].in(ParameterGroup::kAttention));
   c.n_shared_experts = 0;
   EXPECT_EQ(parameter_list(c).size(), plain - 1 + 4 * 4 - 3 * 3) << "no tensors of width 0";
 }
@@ -83,8 +84,9 @@ TEST(ParameterList, ASelectionBiasIsF32AndHasNoGradient) {
   ModelWeights weights = random_weights(c, 1, DType::kBF16, ctx);
   int found = 0;
   for (const Parameter& p : list) {
-    EXPECT_EQ(has_gradient(p.kind), p.kind != ParameterKind::kRouterBias) << p.name;
-    if (p.kind != ParameterKind::kRouterBias) continue;
+    EXPECT_EQ(p.traits.gradient, p.role != "router.bias") << p.name;
+    EXPECT_EQ(p.traits.always_f32, p.role == "router.bias") << p.name;
+    if (p.role != "router.bias") continue;
     ++found;
     EXPECT_EQ(p.name, "model.layers." + std::to_string(p.layer) + ".mlp.gate.e_score_correction_bias");
     EXPECT_EQ(p.shape, Shape({30}));
@@ -95,21 +97,27 @@ TEST(ParameterList, ASelectionBiasIsF32AndHasNoGradient) {
   EXPECT_EQ(zero_gradients(c).layers.size(), 4u);
 }
 
-TEST(ParameterList, NamesAreUniqueAndKindsFitTheNames) {
+TEST(ParameterList, NamesAreUniqueAndTraitsFitTheNames) {
   ModelConfig c = ModelConfig::preset("tiny");
   c.attention_bias = true;
+  c.topk_method = "noaux_tc";
   std::set<std::string> names;
+  using Group = ParameterGroup;
   for (const Parameter& p : parameter_list(c)) {
     EXPECT_TRUE(names.insert(p.name).second) << p.name;
     const auto has = [&](const char* part) { return p.name.find(part) != std::string::npos; };
-    EXPECT_EQ(is_norm(p.kind), has("norm")) << p.name;
-    EXPECT_EQ(is_bias(p.kind), has(".bias")) << p.name;
-    EXPECT_EQ(is_attention(p.kind), has("self_attn")) << p.name;
-    EXPECT_EQ(is_routed_expert(p.kind), has("mlp.experts.")) << p.name;
-    EXPECT_EQ(is_routed_expert(p.kind), p.expert >= 0) << p.name;
-    EXPECT_EQ(is_shared_expert(p.kind), has("shared_experts")) << p.name;
-    EXPECT_EQ(p.kind == ParameterKind::kRouter, has("mlp.gate.weight")) << p.name;
-    EXPECT_EQ(is_dense_mlp(p.kind), has("layers.0.mlp.")) << p.name;
+    EXPECT_EQ(p.in(Group::kNorm), has("norm")) << p.name;
+    EXPECT_EQ(p.traits.initial == InitialValue::kOnes, has("norm")) << p.name;
+    EXPECT_EQ(p.traits.initial == InitialValue::kZeros, has("bias")) << p.name;
+    EXPECT_EQ(p.traits.initial == InitialValue::kUniform, has("mlp.gate.weight")) << p.name;
+    EXPECT_EQ(p.traits.decay, !has("norm") && !has("bias")) << p.name;
+    EXPECT_EQ(p.in(Group::kAttention), has("self_attn")) << p.name;
+    EXPECT_EQ(p.in(Group::kRoutedExperts), has("mlp.experts.")) << p.name;
+    EXPECT_EQ(p.in(Group::kRoutedExperts), p.expert >= 0) << p.name;
+    EXPECT_EQ(p.in(Group::kSharedExperts), has("shared_experts")) << p.name;
+    EXPECT_EQ(p.in(Group::kRouter), has("mlp.gate.")) << p.name;
+    EXPECT_EQ(p.in(Group::kDenseMlp), has("layers.0.mlp.")) << p.name;
+    EXPECT_EQ(p.traits.adapter, p.shape.rank() == 2 && (has("self_attn") || has("mlp.")) && !has("mlp.gate.")) << p.name;
     EXPECT_EQ(p.layer >= 0, has("layers.")) << p.name;
   }
 }

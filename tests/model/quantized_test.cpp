@@ -31,7 +31,7 @@ ModelWeights quantized(const ModelConfig& config, DType dtype, Context& ctx) {
   for (const Parameter& p : parameters) {
     const Tensor from = plain.dense(p);
     tensors.push_back(from);
-    if (p.shape.rank() != 2 || p.kind == ParameterKind::kRouter) continue;
+    if (!is_matrix(p)) continue;
     const DType here = p.shape[1] % block_of(dtype).numbers == 0 ? dtype
                        : dtype == DType::kQ4_K                   ? DType::kQ5_0
                                                                  : DType::kQ8_0;
@@ -107,7 +107,7 @@ TEST(QuantizedWeights, OneLayerMayMixTypesButNotF32AndBf16Alone) {
     const std::vector<Parameter> parameters = parameter_list(config);
     std::vector<Tensor> tensors;
     for (const Parameter& p : parameters) {
-      const bool other = p.kind == ParameterKind::kExpertDown && p.layer == 1 && p.expert == 2;
+      const bool other = p.role == "experts.down.weight" && p.layer == 1 && p.expert == 2;
       tensors.push_back(other ? random_weights(config, 5, DType::kBF16, ctx).dense(p) : from.dense(p));
     }
     return listed_weights(config, parameters, std::move(tensors));

@@ -20,7 +20,8 @@ MoeConfig good() {
   return c;
 }
 
-::testing::AssertionResult refused(const std::function<void(MoeConfig&)>& spoil, std::initializer_list<const char*> words) {
+::testing::AssertionResult refused(const std::function<void(MoeConfig&)>& spoil,
+                                   std::initializer_list<std::string_view> words) {
   MoeConfig c = good();
   spoil(c);
   return testing::throws_error([&] { c.validate(); }, words);

@@ -205,7 +205,7 @@ TEST(RoutingOverrides, WhatCannotBeMetIsRefused) {
   const MoeConfig c = config(8, 2, 1);
   const MoeLayer layer(c, moe_weights(c, DType::kF32, 1));
   const Tensor x = random_tensor(DType::kF32, {3, 24}, 1);
-  const auto refused = [&](const RoutingOverrides& o, std::initializer_list<const char*> words) {
+  const auto refused = [&](const RoutingOverrides& o, std::initializer_list<std::string_view> words) {
     return throws_error([&] { forward(layer, x, &o); }, words);
   };
   EXPECT_TRUE(refused({.skip_best = 7}, {"layer 4", "1 of 8"}));

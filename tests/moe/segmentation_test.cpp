@@ -62,7 +62,7 @@ TEST(Segmentation, AppliesToALayer) {
 }
 
 TEST(Segmentation, RefusesWhatCannotBe) {
-  const auto refused = [](Segmentation s, std::initializer_list<const char*> words) {
+  const auto refused = [](Segmentation s, std::initializer_list<std::string_view> words) {
     return throws_error([&] { s.validate(); }, words);
   };
   EXPECT_TRUE(refused({0, 1}, {"N", "is 0"}));

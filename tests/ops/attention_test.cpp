@@ -382,7 +382,7 @@ TEST(OpsAttention, RefusesWhatDoesNotFit) {
   };
   const std::vector<Index> first = {0}, later = {4}, negative = {-1};
   const ops::Slice good{0, 5, 0, first};
-  const auto refuses = [&](const ops::Slice& slice, std::initializer_list<const char*> words) {
+  const auto refuses = [&](const ops::Slice& slice, std::initializer_list<std::string_view> words) {
     EXPECT_TRUE(testing::throws_error(run(c.shape, c.q, slice, out, nullptr), words));
   };
   refuses({0, 5, 4, first}, {"9 tokens", "row 0", "cache of 8"});

@@ -3,10 +3,8 @@
 // ```console blocks are run: lines "$ command" and the output under them, where a line "..." stands for any lines.
 // ```text blocks are not: output that depends on the machine or takes long.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <cstdio>
-
+#include "repo/command.h"
 #include "repo/markdown.h"
 #include "repo/tree.h"
 
@@ -40,13 +38,9 @@ std::vector<Command> commands_of(const std::string& markdown) {
   const std::string shown = "build/release/bin/dsmoe", built = DSMOE_PROGRAM;
   for (std::size_t at = 0; (at = line.find(shown, at)) != std::string::npos; at += built.size())
     line.replace(at, shown.size(), built);
-  std::FILE* pipe = popen(("cd '" DSMOE_SOURCE_DIR "' && " + line).c_str(), "r");
-  if (pipe == nullptr) return ::testing::AssertionFailure() << "cannot start " << line;
-  output.clear();
-  char buffer[4096];
-  for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) output.append(buffer, n);
-  const int status = pclose(pipe);
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return ::testing::AssertionFailure() << line << " failed: " << output;
+  const CommandResult result = run_command("cd '" DSMOE_SOURCE_DIR "' && " + line);
+  output = result.output;
+  if (result.status != 0) return ::testing::AssertionFailure() << line << " failed: " << output;
   return ::testing::AssertionSuccess();
 }
 

@@ -26,7 +26,7 @@ TEST(Ablation, PlansWhatIsAsked) {
 }
 
 TEST(Ablation, RefusesWhatMakesNoSense) {
-  const auto refused = [](const AblationRequest& r, std::initializer_list<const char*> words,
+  const auto refused = [](const AblationRequest& r, std::initializer_list<std::string_view> words,
                           ModelConfig c = small_config()) { return throws_error([&] { plan_ablations(r, c); }, words); };
   for (const char* text : {"", "1/", "x", "1/0", "-1/8", "3/2", "1", "nan"})
     EXPECT_TRUE(refused({.mask_top = {text}}, {"1/16"})) << text;

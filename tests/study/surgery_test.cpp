@@ -101,7 +101,7 @@ TEST(Upcycle, SeveralModelsGiveTheirExperts) {
 
 TEST(Upcycle, RefusesWhatWouldChangeTheOutput) {
   const LoadedModel dense = loaded(dense_config(), 5), moe = loaded(small_config(), 5);
-  const auto refused = [&](const LoadedModel& m, const UpcycleOptions& o, std::initializer_list<const char*> words) {
+  const auto refused = [&](const LoadedModel& m, const UpcycleOptions& o, std::initializer_list<std::string_view> words) {
     return throws_error([&] { upcycle(std::span(&m, 1), o); }, words);
   };
   EXPECT_TRUE(refused(moe, {}, {"experts already"}));

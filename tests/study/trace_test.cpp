@@ -2,11 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <iterator>
-
 #include "study/random_routing.h"
 #include "support/expect_error.h"
+#include "support/files.h"
 #include "support/temp_folder.h"
 
 namespace dsmoe::study {
@@ -23,8 +21,7 @@ std::string written(const RoutingShape& shape, const std::vector<RoutingBatch>& 
   TraceWriter writer(path, shape);
   for (const RoutingBatch& b : batches) writer.add(b, domains);
   writer.finish();
-  std::ifstream file(path, std::ios::binary);
-  std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  std::string bytes = testing::read_bytes(path);
   EXPECT_EQ(bytes.size(), writer.bytes());
   return bytes;
 }

@@ -7,7 +7,8 @@
 namespace dsmoe {
 namespace {
 
-using test::error_of;
+using testing::error_of;
+using testing::throws_error;
 using Messages = std::vector<ChatMessage>;
 
 const Messages kTalk = {{"system", "Be brief."}, {"user", "Who are you?"}, {"assistant", "A model."}, {"user", "Sure?"}};
@@ -38,7 +39,7 @@ TEST(ChatTemplate, ThroughTheTokenizer) {
   EXPECT_EQ(text, "<｜begin▁of▁sentence｜>User: Who are you?\n\nAssistant:");
   EXPECT_EQ(test::deepseek().encode(text, {.add_bos = false}),
             (std::vector<std::int32_t>{100000, 5726, 25, 8886, 418, 340, 30, 185, 185, 77398, 25}));
-  EXPECT_NE(error_of([] { render_chat(test::small(), kTalk); }).find("without a chat template"), std::string::npos);
+  EXPECT_TRUE(throws_error([] { render_chat(test::small(), kTalk); }, {"without a chat template"}));
 }
 
 TEST(ChatTemplate, ChatMl) {
@@ -160,25 +161,25 @@ TEST(ChatTemplate, LoopsAndScopes) {
 
 TEST(ChatTemplate, RefusesWithNameAndPlace) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"{% macro f() %}{% endmacro %}", "line 1, column 1: the tag \"macro\" is not supported"},
-      {"\n {{ x|groupby('a') }}", "line 2, column 6: the filter \"groupby\" is not supported"},
-      {"{{ x is divisibleby 3 }}", "the test \"divisibleby\""},
-      {"{{ strftime_now('%d') }}", "the function \"strftime_now\""},
-      {"{{ x.format(1) }}", "the method \"format\""},
+      {"{% macro f() %}{% endmacro %}", "line 1, column 1: the tag 'macro' is not supported"},
+      {"\n {{ x|groupby('a') }}", "line 2, column 6: the filter 'groupby' is not supported"},
+      {"{{ x is divisibleby 3 }}", "the test 'divisibleby'"},
+      {"{{ strftime_now('%d') }}", "the function 'strftime_now'"},
+      {"{{ x.format(1) }}", "the method 'format'"},
       {"{{ 1 / 2 }}", "the operator /"},
       {"{{ 1.5 }}", "a number other than an integer"},
       {"{% set x %}a{% endset %}", "a block"},
       {"{{ 'a }}", "a string without its end"},
       {"{{ x", "a tag without its }}"},
       {"{# x", "a comment without its end"},
-      {"{% if x %}", "\"if\" without its \"endif\""},
-      {"{% endfor %}", "\"endfor\" without its beginning"},
-      {"{% for x in y %}{% endif %}", "\"endif\" in a loop"},
+      {"{% if x %}", "'if' without its 'endif'"},
+      {"{% endfor %}", "'endfor' without its beginning"},
+      {"{% for x in y %}{% endif %}", "'endif' in a loop"},
       {"{% if x %}{% else %}{% else %}{% endif %}", "after else"},
-      {"{{ x y }}", "expected }}, found \"y\""},
+      {"{{ x y }}", "expected }}, found 'y'"},
       {"{{ }}", "expected an expression, found }}"},
       {"{% break %}", "break outside of a loop"},
-      {"{{ a ] }}", "\"]\" without its beginning"},
+      {"{{ a ] }}", "']' without its beginning"},
       {"{{ a \xC2\xA7 }}", "cannot stand in a tag"},
       {"\xFF", "UTF-8"},
   };
@@ -193,8 +194,7 @@ TEST(ChatTemplate, WhatCannotBeEvaluatedIsAnError) {
        {"'a' + 1", "nothing.x", "nothing['x']", "nothing.strip()", "messages", "messages[0]", "1 < 'a'", "'a' in 1",
         "1 // 0", "9223372036854775807 + 1", "-9223372036854775807 - 2", "'é'|upper", "'a'.split('')", "none.strip()",
         "trim()", "'a'.replace('a')", "range(1, 2, 3)", "[namespace()]"})
-    EXPECT_NE(error_of([&] { render(std::string("{{ ") + expression + " }}"); }).find("chat template"), std::string::npos)
-        << expression;
+    EXPECT_TRUE(throws_error([&] { render(std::string("{{ ") + expression + " }}"); }, {"chat template"})) << expression;
 }
 
 // Templates made to take for ever, to fill the memory or to overflow the stack.

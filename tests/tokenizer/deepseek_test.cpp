@@ -6,6 +6,7 @@
 #include <sstream>
 #include <thread>
 
+#include "support/files.h"
 #include "support/temp_folder.h"
 #include "tokenizer/support.h"
 
@@ -16,10 +17,7 @@ using test::deepseek;
 using Ids = std::vector<std::int32_t>;
 constexpr EncodeOptions kPlain{.add_bos = false, .parse_special = true};
 
-std::string read(const std::string& name) {
-  std::ifstream in(test::kDeepSeek + "/" + name, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
+std::string read(const std::string& name) { return testing::read_bytes(test::kDeepSeek + "/" + name); }
 
 // cases.inp: texts that end with a line of their own; cases.out: a line of ids for each.
 TEST(DeepSeek, PublicCases) {
@@ -221,12 +219,8 @@ TEST(DeepSeek, FromItsParts) {
 TEST(DeepSeek, SavedAsItWas) {
   const testing::TempFolder folder;
   deepseek().save(folder.path());
-  const auto text = [](const std::string& path) {
-    std::ifstream in(path, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(in), {});
-  };
-  EXPECT_EQ(text(folder / "tokenizer.json"), read("tokenizer.json"));
-  EXPECT_EQ(text(folder / "tokenizer_config.json"), read("tokenizer_config.json"));
+  EXPECT_EQ(testing::read_bytes(folder / "tokenizer.json"), read("tokenizer.json"));
+  EXPECT_EQ(testing::read_bytes(folder / "tokenizer_config.json"), read("tokenizer_config.json"));
   EXPECT_EQ(Tokenizer::load(folder / "tokenizer.json").encode("Hello"), (Ids{100000, 17464}));
 }
 

@@ -5,10 +5,10 @@
 #include <string>
 
 #include "core/random.h"
-#include "dsmoe/error.h"
+#include "core/utf8.h"
 #include "dsmoe/tokenizer.h"
+#include "support/expect_error.h"
 #include "tokenizer/byte_level.h"
-#include "tokenizer/utf8.h"
 
 namespace dsmoe::test {
 
@@ -42,17 +42,6 @@ inline Tokenizer small(const nlohmann::json& patch = nlohmann::json::object(), c
   nlohmann::json file = small_json();
   file.merge_patch(patch);
   return Tokenizer::from_json(file.dump(), config.is_null() ? "" : config.dump());
-}
-
-// The message of the error that f() throws, "" when it throws none.
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 // Any characters at all, with those that tokenizers trip over more often than their number suggests.

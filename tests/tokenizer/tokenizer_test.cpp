@@ -1,6 +1,7 @@
 // The parts of the pipeline that DeepSeek's own tokenizer does not use, and what is refused.
 #include "dsmoe/tokenizer.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -12,9 +13,10 @@ namespace dsmoe {
 namespace {
 
 using nlohmann::json;
-using test::error_of;
 using test::small;
 using test::small_json;
+using testing::error_of;
+using testing::throws_error;
 using Ids = std::vector<std::int32_t>;
 
 // Ids of the small vocabulary are bytes where nothing merges.
@@ -113,9 +115,9 @@ TEST(Tokenizer, ConfigDecidesAboutBosAndEos) {
   EXPECT_EQ(with(R"({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": true, "add_eos_token": true})")
                 .encode("a"),
             (Ids{258, 'a', 259}));
-  EXPECT_NE(error_of([&] { with(R"({"add_bos_token": true})"); }).find("add_bos_token"), std::string::npos);
-  EXPECT_NE(error_of([&] { with(R"({"bos_token": "<bos>"})"); }).find("bos_token \"<bos>\""), std::string::npos);
-  EXPECT_NE(error_of([&] { with(R"({"bos_token": 3})"); }).find("bos_token"), std::string::npos);
+  EXPECT_TRUE(throws_error([&] { with(R"({"add_bos_token": true})"); }, {"add_bos_token"}));
+  EXPECT_TRUE(throws_error([&] { with(R"({"bos_token": "<bos>"})"); }, {"bos_token '<bos>'"}));
+  EXPECT_TRUE(throws_error([&] { with(R"({"bos_token": 3})"); }, {"bos_token"}));
 }
 
 TEST(Tokenizer, ConfigAddsTokens) {
@@ -148,24 +150,35 @@ TEST(Tokenizer, RefusesByName) {
   const auto error = [](const char* patch) { return error_of([&] { small(json::parse(patch)); }); };
   EXPECT_EQ(error("{}"), "");
   for (const auto& [patch, words] : std::vector<std::pair<const char*, const char*>>{
-           {R"({"normalizer": {"type": "NFC"}})", "normalizer \"NFC\""},
-           {R"({"normalizer": {"type": "Lowercase"}})", "normalizer \"Lowercase\""},
+           {R"({"normalizer": {"type": "NFC"}})", "normalizer 'NFC'"},
+           {R"({"normalizer": {"type": "Lowercase"}})", "normalizer 'Lowercase'"},
            {R"({"normalizer": 3})", "normalizer"},
-           {R"({"pre_tokenizer": {"type": "Metaspace"}})", "pre_tokenizer \"Metaspace\""},
+           {R"({"pre_tokenizer": {"type": "Metaspace"}})", "pre_tokenizer 'Metaspace'"},
            {R"({"pre_tokenizer": null})", "ByteLevel"},
-           {R"({"post_processor": {"type": "BertProcessing"}})", "post_processor \"BertProcessing\""},
-           {R"({"decoder": {"type": "Metaspace"}})", "decoder \"Metaspace\""},
+           {R"({"post_processor": {"type": "BertProcessing"}})", "post_processor 'BertProcessing'"},
+           {R"({"decoder": {"type": "Metaspace"}})", "decoder 'Metaspace'"},
            {R"({"decoder": null})", "decoder"},
-           {R"({"model": {"type": "Unigram"}})", "\"Unigram\""},
-           {R"({"model": null})", "\"model\" is missing"},
+           {R"({"model": {"type": "Unigram"}})", "'Unigram'"},
+           {R"({"model": null})", "'model' is missing"},
            {R"({"added_tokens": [{"content": "x"}]})", "added token"},
            {R"({"added_tokens": [{"id": 3, "content": "new"}]})", "id 3"},
            {R"({"added_tokens": [{"id": 900, "content": "he"}]})", "id 900"},
            {R"({"added_tokens": [{"id": 99999999, "content": "new"}]})", "99999999"}})
     EXPECT_NE(error(patch).find(words), std::string::npos) << patch << ": " << error(patch);
-  EXPECT_NE(error_of([] { Tokenizer::from_json("{"); }).find("not valid JSON"), std::string::npos);
-  EXPECT_NE(error_of([] { Tokenizer::from_json("[]"); }).find("expected a JSON object"), std::string::npos);
-  EXPECT_NE(error_of([] { Tokenizer::load("/nonexistent"); }).find("/nonexistent"), std::string::npos);
+  EXPECT_TRUE(throws_error([] { Tokenizer::from_json("{"); }, {"not valid JSON"}));
+  EXPECT_TRUE(throws_error([] { Tokenizer::from_json("[]"); }, {"expected a JSON object"}));
+  EXPECT_TRUE(throws_error([] { Tokenizer::load("/nonexistent"); }, {"/nonexistent"}));
+}
+
+// 400 kB of brackets overflowed the stack, wherever they stand.
+TEST(Tokenizer, JsonNestedDeeplyIsRefused) {
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']'), file = small_json().dump();
+  for (const char* key : {"unknown", "pre_tokenizer", "normalizer", "post_processor", "added_tokens", "model", "decoder"}) {
+    const std::string text = fmt::format("{{\"{}\": {}}}", key, deep);
+    EXPECT_TRUE(throws_error([&] { Tokenizer::from_json(text); }, {"tokenizer.json", "nested deeper"})) << key;
+    EXPECT_TRUE(throws_error([&] { Tokenizer::from_json(file, text); }, {"tokenizer_config.json", "nested deeper"})) << key;
+  }
+  EXPECT_TRUE(throws_error([&] { Tokenizer::from_json(deep); }, {"nested deeper"}));
 }
 
 TEST(Tokenizer, PartsAreChecked) {

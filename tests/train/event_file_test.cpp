@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 
+#include "support/files.h"
 #include "train/support.h"
 
 namespace dsmoe::train {
@@ -93,8 +94,7 @@ TEST(TrainEventFile, HoldsWhatWasAdded) {
   std::filesystem::path path;
   for (const auto& entry : std::filesystem::directory_iterator(dir / "tb")) path = entry.path();
   EXPECT_EQ(path.filename().string().find("events.out.tfevents."), 0u);
-  std::ifstream in(path, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  const std::string bytes = testing::read_bytes(path);
   const auto all = records(bytes).value();
   ASSERT_EQ(all.size(), 3u);
   EXPECT_EQ(fields(all[0]).find(3)->second.bytes, "brain.Event:2");

@@ -8,6 +8,7 @@
 
 #include "formats/model_source.h"
 #include "support/expect_error.h"
+#include "support/files.h"
 #include "support/tolerance.h"
 #include "train/support.h"
 
@@ -32,12 +33,6 @@ std::vector<nlohmann::json> log_of(const std::filesystem::path& out) {
   std::ifstream in(out / "log.jsonl");
   for (std::string line; std::getline(in, line);) entries.push_back(nlohmann::json::parse(line));
   return entries;
-}
-
-std::string bytes_of(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  EXPECT_TRUE(in) << path;
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 // A run that starts fresh, or goes on from the last checkpoint; with other threads each time.
@@ -86,7 +81,8 @@ TEST_P(TrainResume, IsBitExactForAnyThreads) {
   const RunResult rest = run_in(dir / "parts", o, 1, {}, config);
   EXPECT_EQ(rest.steps, 5);
   for (const char* file : {"config.json", "model.safetensors", "trainer/optimizer.safetensors", "trainer/step.json"})
-    EXPECT_TRUE(bytes_of(dir / "whole" / "last" / file) == bytes_of(dir / "parts" / "last" / file)) << file;
+    EXPECT_TRUE(testing::read_bytes(dir / "whole" / "last" / file) == testing::read_bytes(dir / "parts" / "last" / file))
+        << file;
   const auto a = log_of(dir / "whole"), b = log_of(dir / "parts");
   ASSERT_EQ(a.size(), 10u);
   ASSERT_EQ(b.size(), 10u);
@@ -163,9 +159,9 @@ TEST(TrainRunFolder, ReplacesACheckpointThatIsNotTheLast) {
   std::filesystem::create_directory(dir / "out" / "checkpoint-2");
   std::ofstream(dir / "out" / "checkpoint-2" / "config.json") << "old";
   folder.add(2, write("new"), false, 1);
-  EXPECT_EQ(bytes_of(dir / "out" / "last" / "config.json"), "new");
-  EXPECT_EQ(bytes_of(dir / "out" / "best" / "config.json"), "one");
-  EXPECT_EQ(bytes_of(dir / "out" / "config.json"), "new");
+  EXPECT_EQ(testing::read_bytes(dir / "out" / "last" / "config.json"), "new");
+  EXPECT_EQ(testing::read_bytes(dir / "out" / "best" / "config.json"), "one");
+  EXPECT_EQ(testing::read_bytes(dir / "out" / "config.json"), "new");
   folder.add(3, write("three"), true, 1);
   EXPECT_FALSE(std::filesystem::exists(dir / "out" / "checkpoint-1"));
   EXPECT_FALSE(std::filesystem::exists(dir / "out" / "checkpoint-2"));
@@ -192,7 +188,8 @@ void kill_and_resume(int kills, std::uint64_t seed) {
   }
   const auto expect_the_same_end = [&] {
     for (const char* file : {"model.safetensors", "trainer/optimizer.safetensors"})
-      EXPECT_TRUE(bytes_of(dir / "whole" / "last" / file) == bytes_of(dir / "out" / "last" / file)) << file;
+      EXPECT_TRUE(testing::read_bytes(dir / "whole" / "last" / file) == testing::read_bytes(dir / "out" / "last" / file))
+          << file;
     EXPECT_EQ(log_of(dir / "out").size(), 40u);
   };
   const Philox random(seed, 0);

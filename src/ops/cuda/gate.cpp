@@ -84,11 +84,12 @@ Gated make_room(Context& ctx, const MoeConfig& c, Index tokens, Tensor& counts, 
   Plan& p = g.plan;
   p.tokens = tokens, p.shared = c.shared_experts, p.routed = e, p.chosen = k;
   p.slot_weight = g.chosen.weights;
+  const Index rows = tokens * (p.shared + k);
   // The counts are in the plan's block because the plan's kernel may still read them when the gate/up product, which starts
   // early, writes its first rows: memory released here could be theirs.
-  allocate_together(ctx, {{&p.offset, DType::kI32, {p.experts() + 1}},
-                          {&p.token, DType::kI32, {p.rows()}},
-                          {&p.weight, DType::kF32, {p.rows()}},
+  allocate_together(ctx, {{&p.offset, DType::kI32, {p.shared + e + 1}},
+                          {&p.token, DType::kI32, {rows}},
+                          {&p.weight, DType::kF32, {rows}},
                           {&p.slot_row, DType::kI32, {tokens, k}},
                           {&p.tiles.count, DType::kI32, {1}},
                           {&p.tiles.list, DType::kI32, {gpu::most_tiles(tokens, k, e), 4}},

@@ -6,10 +6,10 @@
 #include <cerrno>
 
 #include "core/fail.h"
+#include "core/json_read.h"
+#include "core/printable.h"
 #include "io/atomic_file.h"
-#include "io/json_text.h"
 #include "io/line_reader.h"
-#include "io/printable.h"
 #include "io/text_data.h"
 
 namespace dsmoe::train {
@@ -55,38 +55,27 @@ void list_folder(const fs::path& folder, DataOptions::LabelBy label_by, std::vec
   }
 }
 
-using Json = nlohmann::json;
-
-const std::string& string_in(const Json& object, const char* key, const std::string& where) {
-  const auto it = object.is_object() ? object.find(key) : object.end();
-  if (!object.is_object() || it == object.end() || !it->is_string())
-    fail(ErrorCode::kFormat, "{}: a message without the string {}", where, io::in_quotes(key));
-  return it->get_ref<const std::string&>();
-}
+using json_read::Json;
 
 std::vector<ChatMessage> read_messages(const Json& list, const std::string& where) {
   std::vector<ChatMessage> messages;
-  if (!list.is_array()) fail(ErrorCode::kFormat, "{}: 'messages' is not a list", where);
-  for (const Json& m : list) messages.push_back({string_in(m, "role", where), string_in(m, "content", where)});
+  for (const Json& m : list)
+    messages.push_back({json_read::get<std::string>(m, "role", where), json_read::get<std::string>(m, "content", where)});
   if (std::none_of(messages.begin(), messages.end(), [](const ChatMessage& m) { return m.role == "assistant"; }))
     fail(ErrorCode::kFormat, "{}: a conversation without an answer of the assistant", where);
   return messages;
 }
 
 void parse_line(std::string_view line, const DataOptions& options, RawDocument& doc) {
-  const Json value = io::parse_json(line, doc.where);
-  if (!value.is_object()) fail(ErrorCode::kFormat, "{}: expected a JSON object, found {}", doc.where, value.type_name());
+  const Json value = json_read::parse_object(line, doc.where);
   if (const auto label = value.find(options.label_field); label != value.end() && label->is_string())
     doc.label = label->get<std::string>();
-  if (const auto text = value.find(options.field); text != value.end()) {
-    if (!text->is_string())
-      fail(ErrorCode::kFormat, "{}: the field {}: expected a string, found {}", doc.where, io::in_quotes(options.field),
-           text->type_name());
-    doc.text = text->get<std::string>();
-  } else if (const auto messages = value.find("messages"); messages != value.end()) {
-    doc.messages = read_messages(*messages, doc.where);
+  if (json_read::find(value, options.field)) {
+    doc.text = json_read::get<std::string>(value, options.field, doc.where);
+  } else if (json_read::find(value, "messages")) {
+    doc.messages = read_messages(json_read::array(value, "messages", doc.where), doc.where);
   } else {
-    fail(ErrorCode::kFormat, "{}: neither the field {} nor 'messages'", doc.where, io::in_quotes(options.field));
+    fail(ErrorCode::kFormat, "{}: neither the field {} nor 'messages'", doc.where, in_quotes(options.field));
   }
 }
 

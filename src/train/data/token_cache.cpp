@@ -3,14 +3,14 @@
 #include <array>
 
 #include "core/fail.h"
-#include "io/json_text.h"
-#include "io/printable.h"
+#include "core/json_read.h"
+#include "core/printable.h"
 
 namespace dsmoe::train {
 
 namespace {
 
-using Json = nlohmann::json;
+using json_read::Json;
 
 constexpr std::string_view kHead = "DSMOETOK", kTail = "KOTEOMSD";
 constexpr std::uint32_t kVersion = 1;
@@ -31,23 +31,6 @@ std::string_view text_at(std::span<const std::byte> bytes, std::size_t at, std::
   fail(ErrorCode::kFormat, "{}: not a token cache of this version: {}", name, what);
 }
 
-std::uint64_t count_of(const Json& info, const char* key, std::string_view name) {
-  const auto it = info.find(key);
-  if (it == info.end() || !it->is_number_unsigned()) broken(name, fmt::format("no number '{}'", key));
-  return it->get<std::uint64_t>();
-}
-
-std::vector<std::string> strings_of(const Json& info, const char* key, std::string_view name) {
-  const auto it = info.find(key);
-  if (it == info.end() || !it->is_array()) broken(name, fmt::format("no list '{}'", key));
-  std::vector<std::string> out;
-  for (const Json& text : *it) {
-    if (!text.is_string()) broken(name, fmt::format("'{}' holds something else than text", key));
-    out.push_back(text.get<std::string>());
-  }
-  return out;
-}
-
 }  // namespace
 
 TokenCacheView parse_token_cache(std::span<const std::byte> bytes, std::string_view name) {
@@ -64,14 +47,16 @@ TokenCacheView parse_token_cache(std::span<const std::byte> bytes, std::string_v
 
   TokenCacheView view;
   view.tokens = bytes.subspan(kHeadBytes, tokens * 4);
-  const Json info = io::parse_json(text_at(bytes, kHeadBytes + tokens * 4, info_bytes), name);
-  if (!info.is_object() || !info.contains("key") || !info["key"].is_string()) broken(name, "no 'key'");
-  view.info.key = info["key"].get<std::string>();
-  view.info.labels = strings_of(info, "labels", name);
-  view.info.bad = strings_of(info, "bad", name);
-  view.info.files = count_of(info, "files", name);
-  view.info.documents = count_of(info, "documents", name);
-  view.info.bad_count = count_of(info, "bad_count", name);
+  const Json info = json_read::parse(text_at(bytes, kHeadBytes + tokens * 4, info_bytes), name);
+  const auto get = [&](const char* key, auto& out) {
+    out = json_read::get<std::remove_reference_t<decltype(out)>>(info, key, name);
+  };
+  get("key", view.info.key);
+  get("labels", view.info.labels);
+  get("bad", view.info.bad);
+  get("files", view.info.files);
+  get("documents", view.info.documents);
+  get("bad_count", view.info.bad_count);
   if (view.info.labels.size() > StreamToken::kMaxLabels || view.info.bad.size() > view.info.bad_count)
     broken(name, "numbers that contradict each other");
   return view;
@@ -99,7 +84,7 @@ void TokenCacheWriter::append(std::span<const StreamToken> tokens) {
 
 void TokenCacheWriter::finish(const TokenCacheInfo& info) {
   std::vector<std::string> bad;  // file names may be any bytes, JSON may not
-  for (const std::string& message : info.bad) bad.push_back(io::printable(message));
+  for (const std::string& message : info.bad) bad.push_back(printable(message));
   const std::string text = Json{
       {"key", info.key},
       {"labels", info.labels},

@@ -1,15 +1,17 @@
 // A tokenizer whose tokens are single bytes, data in a folder that cleans up, and batches as text.
 #pragma once
 
-#include "io/io_test_support.h"
+#include "support/expect_error.h"
+#include "support/files.h"
+#include "support/temp_folder.h"
 #include "tokenizer/bpe_trainer.h"
 #include "train/data/open_dataset.h"
 
 namespace dsmoe::train {
 
-using io::expect_error;
-using io::write_bytes;
 using testing::TempFolder;
+using testing::throws_error;
+using testing::write_bytes;
 
 inline constexpr std::int32_t kBos = 256, kEos = 257;
 

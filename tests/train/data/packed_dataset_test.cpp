@@ -119,16 +119,17 @@ TEST(PackedDataset, HeldOutSequencesAreNoOthers) {
 TEST(PackedDataset, TooLittleDataSaysSo) {
   TestData t;
   t.file("a.txt", "ab");
-  expect_error(ErrorCode::kInvalidArgument, {"4 tokens", "sequence of 4"}, [&] { t.open(); });
+  EXPECT_TRUE(throws_error([&] { t.open(); }, {"4 tokens", "sequence of 4"}, ErrorCode::kInvalidArgument));
   t.file("a.txt", "abc");
   t.options.holdout = 0.1;
-  expect_error(ErrorCode::kInvalidArgument, {"one sequence", "held"}, [&] { t.open(); });
+  EXPECT_TRUE(throws_error([&] { t.open(); }, {"one sequence", "held"}, ErrorCode::kInvalidArgument));
   t.options.holdout = 0.6;
-  expect_error(ErrorCode::kInvalidArgument, {"0.6"}, [&] { t.open(); });
+  EXPECT_TRUE(throws_error([&] { t.open(); }, {"0.6"}, ErrorCode::kInvalidArgument));
   t.options.holdout = 0;
   EXPECT_EQ(t.open().training->sequences(), 1);
-  expect_error(ErrorCode::kInvalidArgument, {"259", "258"}, [&] { open_dataset(t.options, t.tokenizer, 258); });
-  expect_error(ErrorCode::kInvalidArgument, {"batch"}, [&] { t.open().training->batch(-1, 1); });
+  EXPECT_TRUE(
+      throws_error([&] { open_dataset(t.options, t.tokenizer, 258); }, {"259", "258"}, ErrorCode::kInvalidArgument));
+  EXPECT_TRUE(throws_error([&] { t.open().training->batch(-1, 1); }, {"batch"}, ErrorCode::kInvalidArgument));
 }
 
 TEST(PackedDataset, LongTextsAreOneDocument) {

@@ -68,7 +68,8 @@ TEST(TokenCache, RefusesWhatIsNoCache) {
   TempFolder dir;
   const std::string good = cache_bytes(dir, 10);
   const auto refused = [&](std::string bytes, const char* what) {
-    expect_error(ErrorCode::kFormat, {"x", what}, [&] { parse_token_cache(std::as_bytes(std::span(bytes)), "x"); });
+    EXPECT_TRUE(
+        throws_error([&] { parse_token_cache(std::as_bytes(std::span(bytes)), "x"); }, {"x", what}, ErrorCode::kFormat));
   };
   const auto with = [&](std::size_t at, const std::string& bytes) {
     std::string text = good;
@@ -158,12 +159,12 @@ TEST(TokenCache, ADamagedOneIsMadeAnewOrRefused) {
   write_bytes(path, bad);
   const Data data = t.open();
   EXPECT_FALSE(data.report.cache_built);
-  expect_error(ErrorCode::kFormat, {"token 0", "delete"}, [&] { data.training->batch(0, 1); });
+  EXPECT_TRUE(throws_error([&] { data.training->batch(0, 1); }, {"token 0", "delete"}, ErrorCode::kFormat));
   EXPECT_NO_THROW(data.training->batch(1, 1));
   bad = good;
   bad[16 + 3] = '\x20';  // a label that is none
   write_bytes(path, bad);
-  expect_error(ErrorCode::kFormat, {"token 0"}, [&] { t.open().training->batch(0, 1); });
+  EXPECT_TRUE(throws_error([&] { t.open().training->batch(0, 1); }, {"token 0"}, ErrorCode::kFormat));
 }
 
 TEST(TokenCache, LeftoversOfKilledBuildsGo) {

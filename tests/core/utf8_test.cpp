@@ -1,8 +1,6 @@
-#include "tokenizer/utf8.h"
+#include "core/utf8.h"
 
 #include <gtest/gtest.h>
-
-#include "tokenizer/byte_level.h"
 
 namespace dsmoe {
 namespace {
@@ -57,17 +55,6 @@ TEST(Utf8, ValidPrefixStopsAtTheFirstBadByte) {
     while ((static_cast<unsigned char>(good[start]) & 0xC0) == 0x80) --start;
     EXPECT_EQ(utf8::valid_prefix(bad), start) << at;
   }
-}
-
-TEST(ByteLevel, EveryByteHasItsOwnCharacter) {
-  std::string all;
-  for (int b = 0; b < 256; ++b) all.push_back(static_cast<char>(b));
-  const std::string written = byte_level::encode(all);
-  EXPECT_EQ(utf8::valid_prefix(written), written.size());
-  EXPECT_EQ(byte_level::decode(written), all);
-  EXPECT_EQ(byte_level::encode(" a\n\xC3"), "ĠaĊÃ");
-  EXPECT_EQ(byte_level::decode("a b"), std::nullopt);  // a space is not in the alphabet
-  EXPECT_EQ(byte_level::decode("\xE4\xBD\xA0"), std::nullopt);
 }
 
 }  // namespace

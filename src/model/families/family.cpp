@@ -1,0 +1,62 @@
+#include "model/families/family.h"
+
+#include <list>
+#include <mutex>
+
+#include "core/fail.h"
+#include "model/families/deepseek.h"
+
+namespace dsmoe {
+
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::list<Family> families = {deepseek_family()};  // those in it stay where they are
+
+  const Family* find(std::string_view model_type) const {
+    for (const Family& family : families)
+      if (family.model_type == model_type) return &family;
+    return nullptr;
+  }
+};
+
+Registry& registry() {
+  static Registry all;
+  return all;
+}
+
+}  // namespace
+
+std::string Family::name(std::string_view role, Index layer, Index expert) const {
+  for (const RoleName& n : names)
+    if (n.role == role) return fmt::format(fmt::runtime(n.name), fmt::arg("layer", layer), fmt::arg("expert", expert));
+  fail(ErrorCode::kInternal, "internal error: model_type \"{}\" has no name for {}", model_type, role);
+}
+
+const Family& family_of(std::string_view model_type) {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  if (const Family* const found = all.find(model_type)) return *found;
+  std::string known;
+  for (const Family& family : all.families) known += fmt::format("{}\"{}\"", known.empty() ? "" : ", ", family.model_type);
+  fail(ErrorCode::kUnsupported, "model_type is \"{}\"; only {} {} supported", model_type, known,
+       all.families.size() == 1 ? "is" : "are");
+}
+
+FamilyRegistration::FamilyRegistration(const Family& family) : model_type_(family.model_type) {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  require(all.find(family.model_type) == nullptr, "model_type \"{}\" is known already", family.model_type);
+  all.families.push_back(family);
+}
+
+FamilyRegistration::~FamilyRegistration() {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  all.families.remove_if([&](const Family& family) { return family.model_type == model_type_; });
+}
+
+ModelSpec spec_of(const ModelConfig& config) { return family_of(config.model_type).spec(config); }
+
+}  // namespace dsmoe
