@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up and builds the program on a bare Debian 12 or Ubuntu 24.04 machine, trains a tiny DeepSeekMoE on built-in text, and
-# lets it write. Needs no GPU and no data; some minutes on two cores.
+# Builds the program on a bare Debian 12 or Ubuntu 24.04 machine, trains a tiny DeepSeekMoE on built-in text, lets it write,
+# and reports on its experts. Needs no GPU and no data; takes some minutes on two cores.
 set -euo pipefail
 cd "$(dirname "$0")"
 source scripts/setup.sh
@@ -37,23 +37,24 @@ write() {
   printf '\n%s' "$1"
   build/release/bin/dsmoe generate -m "$out" -q -n 90 --temp 0.3 --seed 1 -p "$1"
 }
-printf '\nIt goes on from a beginning, in two of the kinds (dsmoe generate -m %s -n 90 --temp 0.3 -p "..."):\n' "$out"
-write "Once there was a"
+printf '\nIt completes a prompt in three of the kinds (dsmoe generate -m %s -n 90 --temp 0.3 -p "..."):\n' "$out"
+write 'Lily was a brave girl. Her friend Tom had a birthday, and'
+write $'User: What is the capital of Japan?\n\nAssistant:'
 write '{"id": 7, "name": '
 
 report=build/demo-report.html
-printf '\nAnd where its tokens go:\n'
+printf '\nWhich experts its tokens go to:\n'
 show inspect -m "$out" --data builtin --limit 3000 -o "$report"
 
 cat <<END
 
-The report of its experts is $PWD/$report: open it in a browser.
+The report on its experts is $PWD/$report: open it in a browser.
 
-Look further:
+Try next:
   tail -1 $out/log.jsonl                                  the last step: loss, balance, expert load
-  build/release/bin/dsmoe train --resume -o $out --steps 2000
-  build/release/bin/dsmoe generate -m $out -p "..." --json --routing    which experts each token chose
-  build/release/bin/dsmoe eval -m $out --data builtin --mask-top 1/8,2/8 --no-shared    what its experts are worth
-  build/release/bin/dsmoe compare --preset tiny -o build/comparison    what the architecture is worth, in some minutes
-  build/release/bin/dsmoe bench train                     training speed on this machine, beside its peak
+  build/release/bin/dsmoe train --resume -o $out --steps 2000    resume, and train longer
+  build/release/bin/dsmoe generate -m $out -p "..." --json --routing    the experts of each token
+  build/release/bin/dsmoe eval -m $out --data builtin --mask-top 1/8,2/8 --no-shared    ablations: mask the top experts, drop the shared ones
+  build/release/bin/dsmoe compare --preset tiny -o build/comparison    compare architectures at equal compute; takes minutes
+  build/release/bin/dsmoe bench train                     training speed beside this machine's peak
 END

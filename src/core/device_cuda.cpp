@@ -1,4 +1,4 @@
-// The GPU functions by CUDA's runtime.
+// GPU memory and streams by CUDA's runtime.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -43,12 +43,12 @@ std::size_t block_size(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-// Who may use a block that was given back: work on the same stream or, if it was allocated during a capture (0: none), the
-// same capture.
+// Who may reuse a freed block: work on the same stream or, if it was allocated during a graph capture (0: none), the same
+// capture.
 using Owner = std::tuple<int, Stream, unsigned long long>;
 
-// Blocks that were given back. A block up to twice as large as asked for is used: steps that follow one another share
-// memory though their sizes differ.
+// Freed blocks. A block up to twice the requested size is reused, so that consecutive steps share memory although their
+// sizes differ.
 class Blocks {
  public:
   struct Block {
@@ -69,7 +69,7 @@ class Blocks {
     const std::lock_guard lock(mutex_);
     free_[owner].emplace(block.size, block.memory);
   }
-  // Gives back what no captured graph may still use. cudaFree waits for work that uses it.
+  // Frees the blocks that no captured graph may still use. cudaFree waits for work that uses them.
   void release(int device) {
     const std::lock_guard lock(mutex_);
     for (auto& [owner, kept] : free_) {
@@ -110,7 +110,7 @@ unsigned long long capture_of(Stream stream) {
   return status == cudaStreamCaptureStatusActive ? id : 0;
 }
 
-// cudaMalloc is not work of the stream: allowed beside a capture when the thread says that it knows.
+// cudaMalloc is not stream work: it is allowed during a capture in the thread's relaxed mode.
 cudaError_t malloc_beside_capture(void** memory, std::size_t size) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "capture mode");

@@ -12,7 +12,7 @@ namespace {
 
 constexpr Index kMaxSize = std::numeric_limits<std::int32_t>::max();  // expert numbers and rows are stored in 32 bits
 
-// Collects the checks of one layer, so that each message starts with the layer.
+// Checks of one layer; every message starts with its index.
 class Checker {
  public:
   explicit Checker(int layer) : prefix_(layer >= 0 ? fmt::format("layer {}: ", layer) : std::string()) {}

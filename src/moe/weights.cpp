@@ -37,8 +37,8 @@ void MoeWeights::check(const MoeConfig& c) const {
           to_string(experts.dtype()));
 }
 
-// A number of a tensor depends on the seed and on the tensor's place in the reference's state dict alone: routed experts
-// first, then the shared ones as one wide MLP.
+// Random values depend only on the seed and on the tensor's place in the reference's state dict: routed experts first,
+// then the shared ones as one wide MLP.
 MoeWeights MoeWeights::random(const MoeConfig& c, DType dtype, std::uint64_t seed, float std) {
   c.validate();
   std::uint64_t stream = 0;

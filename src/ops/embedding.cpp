@@ -6,7 +6,7 @@ namespace dsmoe::ops {
 
 namespace {
 
-// On a GPU the kernel looks at the ids.
+// On a GPU the kernel checks the ids.
 void check(const char* op, const Tensor& table, const Tensor& ids, const Tensor& x) {
   const Index tokens = ids.numel();
   require(ids.dtype() == DType::kI32, "[{}] ids are {}, expected i32", op, to_string(ids.dtype()));

@@ -21,7 +21,7 @@ void require_plain(const char* op, const Experts& w) {
   require(!w.mixed(), "[{}] f16 and quantized weights have no gradient; use f32 or bf16 weights", op);
 }
 
-// [R, F], or all numbers in a row where experts have widths of their own.
+// [R, F], or one flat list where the experts' widths differ.
 Shape hidden_shape(const Experts& w, const Plan& plan) {
   if (!w.mixed()) return {plan.rows(), w.width(0)};
   Index numbers = 0;

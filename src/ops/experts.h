@@ -18,8 +18,8 @@ struct ExpertActivations {
   Tensor gate_up;  // [R, 2F]: W_gate x, and then W_up x
 };
 
-// h[r] = silu(W_gate x) * (W_up x) for x = x[token[r]]: [R, F], or the rows of one expert after another where experts have
-// widths of their own ([numbers]). The two products are kept when `keep` is given.
+// h[r] = silu(W_gate x) * (W_up x) for x = x[token[r]]: [R, F], or a flat list of the experts' rows where their
+// widths differ. The two products are kept when `keep` is given.
 Tensor experts_gate_up(Context& ctx, const Experts& w, const Plan& plan, const Tensor& x, ExpertActivations* keep);
 
 // y[t] = sum over the rows r of token t, in the order of the experts, of weight[r] * W_down h[r]. [T, D]

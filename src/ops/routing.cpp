@@ -61,7 +61,7 @@ void candidates(const MoeConfig& c, const float* choice, std::vector<std::int32_
     for (Index i = g * size; i < (g + 1) * size; ++i) index.push_back(static_cast<std::int32_t>(i));
 }
 
-// Makes the experts that may not be chosen worse than any other.
+// Masks experts: their scores become lower than all others.
 void bar(const RoutingOverrides& o, const MoeConfig& c, std::vector<float>& choice) {
   for (const auto& [layer, expert] : o.disabled)
     if (layer == c.layer_index) choice[static_cast<std::size_t>(expert)] = -INFINITY;

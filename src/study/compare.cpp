@@ -38,7 +38,7 @@ Contender counted(std::string key, std::string label, ModelConfig config, const 
   return c;
 }
 
-// What must be the same for runs to be compared, and for a folder to be gone on with.
+// What must be the same for runs to be compared, and for a folder to be resumed.
 Json settings(const CompareOptions& o, const std::vector<Contender>& all) {
   Json configs = Json::object();
   for (const Contender& c : all) configs[c.key] = json_read::parse<Json>(c.config.to_json(), c.key);
@@ -86,7 +86,7 @@ RoutingBatch part_of(const RoutingBatch& b, Index begin, Index end, Index domain
   return part;
 }
 
-// Ablations and routing statistics on held-out sequences, whose tokens each have a domain of their own.
+// Ablations and routing statistics on held-out sequences, with a domain for every token.
 void measure(Context& ctx, const Transformer& model, const train::Batch& held_out, const Contender& c, Index coarse,
              Outcome& out) {
   std::vector<std::vector<std::int32_t>> sequences;
@@ -205,7 +205,7 @@ std::optional<Outcome> stored_outcome(const fs::path& file) {
   }
 }
 
-// One run, from wherever it stands. Nothing when stopped.
+// One run, resumed from where it stands. Nothing when stopped.
 std::optional<Outcome> run_one(Context& ctx, const CompareOptions& options, Index number, const Contender& c,
                                std::uint64_t seed, Index coarse, const Tokenizer& tokenizer, const fs::path& folder,
                                const CompareHooks& hooks) {

@@ -28,7 +28,7 @@ PlotLine mean_line(const Comparison& c, std::size_t contender, Values values) {
   return line;
 }
 
-// The held-out loss less that of the first contender with the same seed. Curves of loss lie too close to be told apart.
+// The held-out loss minus that of the first contender with the same seed: the curves themselves lie too close together.
 std::vector<std::pair<Index, double>> against_first(const Comparison& c, const Outcome& o) {
   std::vector<std::pair<Index, double>> out;
   for (const Outcome& first : c.outcomes) {

@@ -14,7 +14,7 @@
 
 namespace dsmoe::train {
 
-// The checksum of TFRecords: CRC-32C, turned and shifted so that the sum of data that hold sums is no special value.
+// TFRecord's masked CRC-32C: rotated and offset, because a CRC over data that contains its own CRC is degenerate.
 std::uint32_t masked_crc32c(std::string_view bytes);
 
 class EventFile {

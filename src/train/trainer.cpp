@@ -187,7 +187,7 @@ void Trainer::fail_not_finite(std::span<const Batch> passes, const std::string& 
     if (layer >= 0) where = fmt::format("layer {} is the first whose output is not finite", layer);
     if (!where.empty()) break;
   }
-  // All outputs are finite: then a gradient is not. Backward comes from the end of the model.
+  // All outputs are finite, so a gradient is not. Backward starts at the end of the model.
   const std::vector<Parameter> parameters = parameter_list(model_.config());
   for (auto p = parameters.rbegin(); p != parameters.rend() && where.empty(); ++p)
     if (p->traits.gradient && !finite(grads_.dense(*p)))

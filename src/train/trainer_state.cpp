@@ -1,4 +1,4 @@
-// What of a trainer is kept in a checkpoint.
+// What a checkpoint keeps of a trainer.
 #include "core/fail.h"
 #include "formats/folder_export.h"
 #include "io/atomic_file.h"

@@ -1,5 +1,5 @@
 // The kernels, written once over a Simd type and compiled once per instruction set: each target_<isa>.cpp
-// includes this file inside a namespace of its own. Raw pointers only, and no standard library templates:
+// includes this file inside its own namespace. Raw pointers only, and no standard library templates:
 // an inline function compiled here with wide flags could be the copy that the linker keeps for all.
 // (No include guard: included once per target file, after the Simd of that target.)
 
