@@ -1,7 +1,7 @@
 // Flags that several commands share: the model and where it runs, and sampling.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <optional>
 #include <string>
 

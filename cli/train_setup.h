@@ -1,7 +1,7 @@
 // What dsmoe train starts from: flags, the model, its tokenizer and the data.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <filesystem>
 #include <map>
 #include <optional>
