@@ -1,7 +1,7 @@
 // What the benchmarks share.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <chrono>
 #include <vector>
