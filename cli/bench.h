@@ -13,7 +13,6 @@ void add_bench_model(CLI::App& bench);
 void add_bench_trace(CLI::App& bench);
 void add_bench_train(CLI::App& bench);
 
-
 inline double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

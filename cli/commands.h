@@ -37,23 +37,8 @@ void add_bench(CLI::App& program);
 
 // In the order of --help.
 inline constexpr void (*kCommands[])(CLI::App&) = {
-    add_info,
-    add_plan,
-    add_init,
-    add_train,
-    add_generate,
-    add_chat,
-    add_eval,
-    add_inspect,
-    add_compare,
-    add_prune,
-    add_upcycle,
-    add_merge,
-    add_tokenize,
-    add_convert,
-    add_quantize,
-    add_tokenizer,
-    add_bench,
+    add_info,  add_plan,    add_init,  add_train,    add_generate, add_chat,     add_eval,      add_inspect, add_compare,
+    add_prune, add_upcycle, add_merge, add_tokenize, add_convert,  add_quantize, add_tokenizer, add_bench,
 };
 
 }  // namespace dsmoe::cli
