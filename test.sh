@@ -10,10 +10,10 @@ Usage: ./test.sh [--quick]
 
 Installs the Debian packages that are missing (with root or sudo), builds, and runs:
   release   the release build (build/release/bin/dsmoe) and its fast tests
-  asan      the fast tests with address and undefined-behaviour sanitizers; all code, benchmarks
-            too, compiled with warnings as errors
-  tsan      the layer, its ops and the threads with the thread sanitizer
-  fuzz      every reader of foreign bytes, some seconds each, with libFuzzer
+  asan      the fast tests with address and undefined-behaviour sanitizers (clang); all code,
+            benchmarks too, compiled with warnings as errors
+  fuzz      every reader of foreign bytes, some seconds each, with libFuzzer, in that same build
+  tsan      the layer, its ops and the threads with the thread sanitizer (clang)
   cuda      compiles the CUDA code where nvcc is found, and tests it where there is a GPU
   slow      the slow tests of the release build, among them the installed package
 The exit status is 0 when all of it passed.
@@ -46,30 +46,40 @@ release() { build release && tests release fast; }
 
 asan() { build asan -DDSMOE_WERROR=ON -DDSMOE_BUILD_BENCH=ON && tests asan asan; }
 
+readonly FUZZ_SECONDS=5
+# fuzz_one PROGRAM: runs one libFuzzer target on its seeds and what earlier runs found.
+fuzz_one() {
+  local name=${1##*/} folder=build/asan/fuzz
+  mkdir -p "$folder/$name"
+  if "$1" -max_total_time=$FUZZ_SECONDS -timeout=20 -print_final_stats=1 -artifact_prefix="$folder/" \
+    "$folder/$name" "tests/fuzz/corpus/${name%_fuzz}" >"$folder/$name.log" 2>&1; then
+    echo "$name: $(sed -n 's/^stat::number_of_executed_units: *//p' "$folder/$name.log") inputs, no failure"
+  else
+    tail -n 40 "$folder/$name.log"
+    return 1
+  fi
+}
+
+fuzz() {
+  local program running=() status=0
+  build asan fuzzers || return
+  for program in build/asan/bin/*_fuzz; do
+    fuzz_one "$program" &
+    running+=($!)
+    if [[ ${#running[@]} -ge $(nproc) ]]; then
+      wait "${running[0]}" || status=1
+      running=("${running[@]:1}")
+    fi
+  done
+  for program in "${running[@]}"; do wait "$program" || status=1; done
+  return $status
+}
+
 tsan() {
-  # Without address randomisation where it may be turned off: the thread sanitizer of GCC 12 cannot start under much of it.
+  # Without address randomisation where it may be turned off: the thread sanitizer of Clang 14 cannot start under much of it.
   local RUN=(setarch "$(uname -m)" -R)
   "${RUN[@]}" true 2>/dev/null || RUN=()
   build tsan -DDSMOE_BUILD_CLI=OFF core_tests ops_tests moe_tests && tests tsan tsan
-}
-
-readonly FUZZ_SECONDS=5
-fuzz() {
-  build fuzz -DDSMOE_BUILD_CLI=OFF fuzzers || return
-  local target name log status=0
-  for target in build/fuzz/bin/*_fuzz; do
-    name=${target##*/}
-    log=build/fuzz/$name.log
-    mkdir -p "build/fuzz/new/$name"
-    if "$target" -max_total_time=$FUZZ_SECONDS -timeout=20 -print_final_stats=1 -artifact_prefix=build/fuzz/ \
-      "build/fuzz/new/$name" "tests/fuzz/corpus/${name%_fuzz}" >"$log" 2>&1; then
-      echo "$name: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") inputs, no failure"
-    else
-      tail -n 40 "$log"
-      status=1
-    fi
-  done
-  return $status
 }
 
 cuda() {
@@ -109,7 +119,7 @@ $quick || packages+=("${TEST_PACKAGES[@]}")
 ensure_packages "${packages[@]}"
 step release
 if ! $quick; then
-  for name in asan tsan fuzz cuda slow; do step $name; done
+  for name in asan fuzz tsan cuda slow; do step $name; done
 fi
 
 printf '\n=== summary\n%s' "$summary"

@@ -1,7 +1,7 @@
 // The part of dsmoe eval that changes the routing.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <string>
 #include <vector>
 

@@ -1,7 +1,7 @@
 // What the benchmarks share.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <chrono>
 #include <vector>
@@ -12,7 +12,6 @@ void add_bench_layer(CLI::App& bench);
 void add_bench_model(CLI::App& bench);
 void add_bench_trace(CLI::App& bench);
 void add_bench_train(CLI::App& bench);
-
 
 inline double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

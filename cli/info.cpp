@@ -3,6 +3,8 @@
 #include <fmt/ranges.h>
 #include <histedit.h>
 
+#include <CLI/Version.hpp>
+
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 

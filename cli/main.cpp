@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 
+#include <CLI/CLI.hpp>  // all of CLI11, here alone; see commands.h
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>

@@ -1,7 +1,7 @@
 // Flags that several commands share: the model, the context and sampling.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <memory>
 #include <string>
 

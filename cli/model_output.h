@@ -1,7 +1,7 @@
 // What the commands that write a model share: init, convert, quantize.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <cstdint>
 #include <functional>
 #include <string>

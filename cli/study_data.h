@@ -1,7 +1,7 @@
 // Flags of the commands that look at a model over labelled data.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <optional>
 #include <string>
 #include <vector>

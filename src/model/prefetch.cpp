@@ -52,7 +52,8 @@ void Prefetch::before_attention(Index layer) const {
   if (!few_tokens_) return;
   const ops::Slice& first = batch_.slices()[0];
   const Tensor keys = first_rows(batch_.pool()->k(layer), first), values = first_rows(batch_.pool()->v(layer), first);
-  coming_up(ctx_, {memory_of(keys), memory_of(values), memory_of(weights_.layers[static_cast<std::size_t>(layer)].o.weight)});
+  coming_up(ctx_,
+            {memory_of(keys), memory_of(values), memory_of(weights_.layers[static_cast<std::size_t>(layer)].o.weight)});
 }
 
 void Prefetch::before_feed_forward(Index layer) const {

@@ -75,7 +75,8 @@ inline ProgramResult run_program(std::vector<std::string> arguments, const std::
   return result;
 }
 
-inline ::testing::AssertionResult fails(const ProgramResult& result, int status, std::initializer_list<std::string_view> words) {
+inline ::testing::AssertionResult fails(const ProgramResult& result, int status,
+                                        std::initializer_list<std::string_view> words) {
   if (result.status != status)
     return ::testing::AssertionFailure() << "exit status " << result.status << ": " << result.err;
   if (!result.is_one_error_line())

@@ -107,8 +107,10 @@ TEST_F(Sources, PartsOfAModelAreEnoughForWhatTheyHold) {
     EXPECT_EQ(source->chat_template(), source->tokenizer()->chat_template());
     EXPECT_FALSE(source->chat_template().empty());
   }
-  EXPECT_TRUE(testing::throws_error([] { ModelSource::open(kTokenizer)->config(); }, {"cannot open", "config.json"}, ErrorCode::kIo));
-  EXPECT_TRUE(testing::throws_error([&] { ModelSource::open(dir_.path())->compute_dtype(); }, {"no model.safetensors"}, ErrorCode::kIo));
+  EXPECT_TRUE(testing::throws_error([] { ModelSource::open(kTokenizer)->config(); }, {"cannot open", "config.json"},
+                                    ErrorCode::kIo));
+  EXPECT_TRUE(testing::throws_error([&] { ModelSource::open(dir_.path())->compute_dtype(); }, {"no model.safetensors"},
+                                    ErrorCode::kIo));
   // A file of weights: the rest lies beside it.
   const fs::path folder = write_folder(small());
   const auto weights = ModelSource::open(folder / "model.safetensors");
@@ -120,10 +122,12 @@ TEST_F(Sources, PartsOfAModelAreEnoughForWhatTheyHold) {
 TEST_F(Sources, WhatIsNoModelIsRefusedInTheSameWords) {
   EXPECT_NO_THROW(check_is_model(write_folder(small())));
   EXPECT_NO_THROW(check_is_model(write_file(*ModelSource::open(write_folder(small())), "f32")));
-  EXPECT_TRUE(testing::throws_error([&] { check_is_model(dir_ / "nowhere"); }, {"nowhere", "there is no model"}, ErrorCode::kIo));
+  EXPECT_TRUE(
+      testing::throws_error([&] { check_is_model(dir_ / "nowhere"); }, {"nowhere", "there is no model"}, ErrorCode::kIo));
   EXPECT_TRUE(testing::throws_error([&] { check_is_model(dir_.path()); }, {"no config.json"}, ErrorCode::kIo));
   std::ofstream(dir_ / "text.gguf") << "GGU";
-  EXPECT_TRUE(testing::throws_error([&] { check_is_model(dir_ / "text.gguf"); }, {"neither a folder nor a GGUF file"}, ErrorCode::kFormat));
+  EXPECT_TRUE(testing::throws_error([&] { check_is_model(dir_ / "text.gguf"); }, {"neither a folder nor a GGUF file"},
+                                    ErrorCode::kFormat));
 }
 
 // Loading and reading one by one refuse the same tensors, in either format.
@@ -134,7 +138,8 @@ TEST_F(Sources, MissingAndUnexpectedTensorsAreRefusedByName) {
   const auto refused = [&](const fs::path& path, std::string_view missing) {
     const auto source = ModelSource::open(path);
     EXPECT_TRUE(testing::throws_error([&] { source->check_tensors(); }, {missing, "extra.weight"}, ErrorCode::kFormat));
-    EXPECT_TRUE(testing::throws_error([&] { source->load_weights(source->config(), {}, {}); }, {missing, "extra.weight"}, ErrorCode::kFormat));
+    EXPECT_TRUE(testing::throws_error([&] { source->load_weights(source->config(), {}, {}); }, {missing, "extra.weight"},
+                                      ErrorCode::kFormat));
   };
   {
     const io::Checkpoint from = io::Checkpoint::open(folder);
@@ -166,7 +171,8 @@ TEST_F(Sources, AParameterOfAnotherModelIsRefused) {
   const auto source = ModelSource::open(write_file(*ModelSource::open(write_folder(small())), "f32"));
   Parameter p = parameter_list(small()).front();
   p.name = "model.layers.7.x";
-  EXPECT_TRUE(testing::throws_error([&] { source->tensor(p); }, {".gguf", "model.layers.7.x"}, ErrorCode::kInvalidArgument));
+  EXPECT_TRUE(
+      testing::throws_error([&] { source->tensor(p); }, {".gguf", "model.layers.7.x"}, ErrorCode::kInvalidArgument));
 }
 
 TEST_F(Sources, CompanionsOfAFolder) {

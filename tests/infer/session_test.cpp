@@ -62,6 +62,26 @@ TEST(Session, RewindingGivesWhatAFreshSessionGives) {
   EXPECT_THROW(s.rewind(100), Error);
 }
 
+// Over the border of a page and back, token by token and in chunks.
+TEST(Session, RewindingAcrossPagesGivesWhatAFreshSessionGives) {
+  ModelConfig c = small();
+  c.max_position_embeddings = 600;
+  Context ctx(1);
+  const Transformer m(c, random_weights(c, 5, DType::kF32, ctx));
+  std::vector<std::int32_t> text;
+  for (std::int32_t i = 0; i < 530; ++i) text.push_back(i * 7 % 50);
+  Session s(ctx, m, {.chunk = 100});
+  s.feed(text);
+  for (const std::size_t back : {std::size_t{512}, std::size_t{511}, std::size_t{256}, std::size_t{20}}) {
+    s.rewind(static_cast<Index>(back));
+    Session fresh(ctx, m);
+    const std::vector<std::int32_t> rest(text.rbegin(), text.rbegin() + 9);
+    std::vector<std::int32_t> all(s.history());
+    all.insert(all.end(), rest.begin(), rest.end());
+    EXPECT_TRUE(test::same_bits(s.feed(rest), fresh.feed(all))) << back;
+  }
+}
+
 TEST(Session, EndsForTheReasonItGives) {
   const Transformer m = model();
   Context ctx(1);

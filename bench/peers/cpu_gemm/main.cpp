@@ -44,8 +44,9 @@ bool measure(const char* dtype, const std::vector<T>& w, const std::vector<T>& x
           const int row = i * 7 % m, col = i * 131 % kN;
           double sum = 0, norm = 0;
           for (int p = 0; p < kK; ++p) {
-            const double term = static_cast<double>(widen(x[static_cast<std::size_t>(row) * kK + static_cast<std::size_t>(p)])) *
-                                widen(expert[static_cast<std::size_t>(col) * kK + static_cast<std::size_t>(p)]);
+            const double term =
+                static_cast<double>(widen(x[static_cast<std::size_t>(row) * kK + static_cast<std::size_t>(p)])) *
+                widen(expert[static_cast<std::size_t>(col) * kK + static_cast<std::size_t>(p)]);
             sum += term, norm += std::abs(term);
           }
           if (!(std::abs(sum - y[static_cast<std::size_t>(row) * kN + static_cast<std::size_t>(col)]) < 1e-5 * norm)) {
@@ -56,7 +57,8 @@ bool measure(const char* dtype, const std::vector<T>& w, const std::vector<T>& x
       }
     }
     std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2), seconds.end());
-    std::printf("%-10s %-5s rows %4d  %7.1f GFLOP/s\n", peer::kName, dtype, m, 2.0 * m * kN * kK / seconds[seconds.size() / 2] * 1e-9);
+    std::printf("%-10s %-5s rows %4d  %7.1f GFLOP/s\n", peer::kName, dtype, m,
+                2.0 * m * kN * kK / seconds[seconds.size() / 2] * 1e-9);
   }
   return true;
 }

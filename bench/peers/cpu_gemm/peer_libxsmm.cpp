@@ -18,7 +18,8 @@ void sgemm_nt(int m, int n, int k, const float* x, const float* w, float* y) {
   for (int n0 = 0; n0 < n; n0 += kBlock) {
     const int cols = n - n0 < kBlock ? n - n0 : kBlock;
     // Column-major cols x k from rows of w.
-    libxsmm_otrans(wt.data(), w + static_cast<std::size_t>(n0) * static_cast<std::size_t>(k), sizeof(float), k, cols, k, cols);
+    libxsmm_otrans(wt.data(), w + static_cast<std::size_t>(n0) * static_cast<std::size_t>(k), sizeof(float), k, cols, k,
+                   cols);
     const int lda = cols, ldb = k, ldc = n;
     const float alpha = 1, beta = 0;
     const int flags = LIBXSMM_GEMM_FLAG_NONE, prefetch = LIBXSMM_PREFETCH_NONE;

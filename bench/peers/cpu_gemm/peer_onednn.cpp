@@ -29,8 +29,10 @@ void run(int m, int n, int k, memory::data_type type, const void* x, const void*
     const memory::desc xd({m, k}, type, memory::format_tag::ab), wd({k, n}, type, memory::format_tag::ba);
     const memory::desc yd({m, n}, memory::data_type::f32, memory::format_tag::ab);
     const dnnl::matmul::primitive_desc pd(dnnl::matmul::desc(xd, wd, yd), engine);
-    it = cache.emplace(key, Kernel{dnnl::matmul(pd), memory(xd, engine, nullptr), memory(wd, engine, nullptr),
-                                   memory(yd, engine, nullptr)}).first;
+    it = cache
+             .emplace(key, Kernel{dnnl::matmul(pd), memory(xd, engine, nullptr), memory(wd, engine, nullptr),
+                                  memory(yd, engine, nullptr)})
+             .first;
   }
   Kernel& kernel = it->second;
   kernel.x.set_data_handle(const_cast<void*>(x));
@@ -42,7 +44,9 @@ void run(int m, int n, int k, memory::data_type type, const void* x, const void*
 
 }  // namespace
 
-void sgemm_nt(int m, int n, int k, const float* x, const float* w, float* y) { run(m, n, k, memory::data_type::f32, x, w, y); }
+void sgemm_nt(int m, int n, int k, const float* x, const float* w, float* y) {
+  run(m, n, k, memory::data_type::f32, x, w, y);
+}
 void bgemm_nt(int m, int n, int k, const std::uint16_t* x, const std::uint16_t* w, float* y) {
   run(m, n, k, memory::data_type::bf16, x, w, y);
 }
