@@ -28,7 +28,7 @@ std::string cache_bytes(const TempFolder& dir, std::uint64_t count) {
   TokenCacheWriter writer(dir / "x");
   writer.append(some_tokens(count));
   writer.finish({"the key", {"a", "b"}, 3, 4, 5, {"x:1: bad"}});
-  return io::read_bytes(dir / "x");
+  return testing::read_bytes(dir / "x");
 }
 
 TEST(StreamToken, KeepsItsParts) {
@@ -52,7 +52,7 @@ TEST(TokenCache, GivesBackWhatWasWritten) {
     EXPECT_FALSE(fs::exists(dir / "x"));
     writer.finish({"the key", {"a", "b"}, 3, 4, 5, {"x:1: bad"}});
   }
-  const std::string bytes = io::read_bytes(dir / "x");
+  const std::string bytes = testing::read_bytes(dir / "x");
   const TokenCacheView view = parse_token_cache(std::as_bytes(std::span(bytes)), "x");
   ASSERT_EQ(view.count(), 2 * tokens.size());
   for (std::size_t i = 0; i < view.count(); ++i) ASSERT_EQ(view[i].word, tokens[i % tokens.size()].word) << i;
@@ -147,12 +147,12 @@ TEST(TokenCache, ADamagedOneIsMadeAnewOrRefused) {
   TestData t;
   t.file("a.txt", "abcdefgh");
   const fs::path path = t.open().report.cache;
-  const std::string good = io::read_bytes(path);
+  const std::string good = testing::read_bytes(path);
   write_bytes(path, good.substr(0, good.size() / 2));
   const DataReport report = t.open().report;
   EXPECT_TRUE(report.cache_built);
   EXPECT_NE(report.cache_note.find("not a token cache"), std::string::npos);
-  EXPECT_EQ(io::read_bytes(path), good);
+  EXPECT_EQ(testing::read_bytes(path), good);
   // A token that is none: found when it is used.
   std::string bad = good;
   bad[16 + 2] = '\x0F';
@@ -189,7 +189,7 @@ TEST(TokenCache, SurvivesBeingKilled) {
   for (int i = 0; i < 6000; ++i) text += "some words and the number " + std::to_string(i) + "\n";
   for (int i = 0; i < 4; ++i) t.file(std::to_string(i) + ".txt", text);
   const fs::path path = t.open().report.cache;
-  const std::string want = io::read_bytes(path);
+  const std::string want = testing::read_bytes(path);
   int killed = 0;
   for (unsigned i = 0; i < 20; ++i) {
     fs::remove(path);
@@ -208,11 +208,11 @@ TEST(TokenCache, SurvivesBeingKilled) {
     waitpid(child, &status, 0);
     killed += WIFSIGNALED(status);
     if (fs::exists(path)) {
-      EXPECT_TRUE(io::read_bytes(path) == want) << "complete or not there";
+      EXPECT_TRUE(testing::read_bytes(path) == want) << "complete or not there";
     }
     const DataReport report = t.open().report;
     EXPECT_EQ(report.cache_note, "");
-    EXPECT_TRUE(io::read_bytes(path) == want);
+    EXPECT_TRUE(testing::read_bytes(path) == want);
   }
   EXPECT_GT(killed, 3);
 }
