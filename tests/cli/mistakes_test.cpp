@@ -59,7 +59,7 @@ TEST_F(Mistakes, SlipsOfTheKeyboard) {
 TEST_F(Mistakes, WrongModelsAndFiles) {
   const std::string m = model();
   EXPECT_TRUE(
-      fails(run_program({"generate", "-m", folder_.path(), "-p", "x"}), 1, {"no config.json", "a model is its folder"}));
+      fails(run_program({"generate", "-m", folder_.path(), "-p", "x"}), 1, {"no config.json", "folder of a model"}));
   EXPECT_TRUE(fails(run_program({"generate", "-m", m, "-p", "x"}), 1, {"no tokenizer", "--ids"}));
   EXPECT_TRUE(fails(run_program({"chat", "-m", m}), 1, {"no tokenizer", "tokenizer.json"}));
   EXPECT_TRUE(fails(run_program({"eval", "-m", m, "--data", m + "/config.json"}), 1, {"no tokenizer", "tokenizer.json"}));

@@ -82,7 +82,8 @@ inline ::testing::AssertionResult fails(const ProgramResult& result, int status,
   if (!result.is_one_error_line())
     return ::testing::AssertionFailure() << "not one line of error; out: " << result.out << " err: " << result.err;
   for (const std::string_view word : words)
-    if (!result.err_has(std::string(word))) return ::testing::AssertionFailure() << "no \"" << word << "\" in: " << result.err;
+    if (!result.err_has(std::string(word)))
+      return ::testing::AssertionFailure() << "no \"" << word << "\" in: " << result.err;
   return ::testing::AssertionSuccess();
 }
 

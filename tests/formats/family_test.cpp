@@ -143,7 +143,8 @@ TEST(SecondFamily, RunsAndIsSavedAndLoadedByItsOwnNames) {
   const auto tensor = [&](const Parameter& p, std::size_t) { return model.weights().dense(p); };
   save_model(folder / "model", c, DType::kF32, tensor, 1 << 30);
   std::set<std::string> stored, expected;
-  for (const std::string& name : io::Checkpoint::open(folder / "model").names()) stored.insert(name);
+  const io::Checkpoint checkpoint = io::Checkpoint::open(folder / "model");
+  for (const std::string& name : checkpoint.names()) stored.insert(name);
   for (const std::string& name : kExpected) expected.insert(name.substr(0, name.find(' ')));
   EXPECT_EQ(stored, expected);
   EXPECT_EQ(nlohmann::json::parse(c.to_json())["architectures"][0], "CousinForCausalLM");

@@ -18,6 +18,7 @@ const std::map<std::string, std::string> kLongFiles = {
     {"src/ops/cuda/hopper_gemm.cuh", "one pipeline: loads, matrix instructions and scheduler know each other's barriers"},
     {"src/tokenizer/jinja_functions.cpp", "one table of filters, tests and methods with their implementations"},
     {"src/tokenizer/jinja_parser.cpp", "one recursive-descent parser; its rules call each other"},
+    {"tests/ops/attention_test.cpp", "one op: forward, backward and slices of it share their cases"},
     {"tests/formats/gguf_model_test.cpp", "one format: metadata, layout, export and golden files"},
 };
 
