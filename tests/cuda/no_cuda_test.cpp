@@ -32,7 +32,9 @@ TEST(NoCuda, OpsNameTheOption) {
   const MoeConfig config = test::moe_config(8, 4, 2, 1, 1);
   const MoeWeights w = MoeWeights::random(config, DType::kF32, 1);
   const Tensor x = test::random_tensor(DType::kF32, {3, 8}, 1);
-  auto [chosen, plan] = ops::gate(ctx, config, x, w.gate, w.gate_bias, 1, true);
+  const ops::Gated gated = ops::gate(ctx, config, x, w.gate, w.gate_bias, 1, true);
+  const ops::Chosen& chosen = gated.chosen;
+  const ops::Plan& plan = gated.plan;
   ops::ExpertRowGrads d;
   Experts grads = Experts::zeros(3, 4, 8, DType::kF32);
   Tensor dgate = Tensor::zeros(DType::kF32, {2, 8});

@@ -376,9 +376,10 @@ TEST_F(GgufModel, ARandomModelIsTheSameForAnyNumberOfThreads) {
 TEST_F(GgufModel, NumbersThatAStorageCannotHoldAreRefusedWithTheTensor) {
   const ModelConfig c = small();
   for (const auto& [type, value] : {std::pair{"f16", 1e6f}, {"f16", NAN}, {"q4_0", INFINITY}, {"q8_0", NAN}}) {
+    const char* const name = type;  // a structured binding cannot be captured
     ModelWeights w = random_weights(c, 5, DType::kF32, ctx_);
     w.layers[1].o.weight.data<float>()[70] = value;
-    EXPECT_TRUE(throws_error([&] { write(c, type, &w); }, {"blk.1.attn_output.weight"}, ErrorCode::kInvalidArgument));
+    EXPECT_TRUE(throws_error([&] { write(c, name, &w); }, {"blk.1.attn_output.weight"}, ErrorCode::kInvalidArgument));
   }
   EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));
 }

@@ -81,7 +81,8 @@ std::vector<std::string> over_budget(const std::vector<File>& files, const std::
                        " lines: " + f.header.substr(0, 80));
     }
   }
-  for (const auto& [path, reason] : long_files) {
+  for (const auto& excepted : long_files) {
+    const std::string& path = excepted.first;
     const auto file = std::find_if(files.begin(), files.end(), [&](const File& f) { return f.path == path; });
     if (file == files.end() || lines_of(file->text).size() <= kFileLines)
       over.push_back(path + " is excepted without need");

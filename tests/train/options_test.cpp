@@ -57,7 +57,9 @@ TEST(TrainOptions, ValidationNamesOptionsAsTheyAreDeclared) {
 // Counts the fields of an aggregate: the most values that can initialise it.
 struct Anything {
   template <class T>
-  operator T() const;
+  operator T() const {
+    return T();
+  }
 };
 template <class T, class... Values>
 constexpr std::size_t fields() {
