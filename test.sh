@@ -44,7 +44,17 @@ tests() {
 
 release() { build release && tests release fast; }
 
-asan() { build asan -DDSMOE_WERROR=ON -DDSMOE_BUILD_BENCH=ON && tests asan asan; }
+# for_clang PRESET: forgets a folder that was configured for another compiler. CMake would start over in it without the
+# preset's options, and nothing would be instrumented.
+for_clang() {
+  local cache=build/$1/CMakeCache.txt
+  if [[ -f $cache ]] && ! grep -q '^CMAKE_CXX_COMPILER:.*clang' "$cache"; then rm -rf "build/$1"; fi
+}
+
+asan() {
+  for_clang asan
+  build asan -DDSMOE_WERROR=ON -DDSMOE_BUILD_BENCH=ON && tests asan asan
+}
 
 readonly FUZZ_SECONDS=5
 # fuzz_one PROGRAM: runs one libFuzzer target on its seeds and what earlier runs found.
@@ -79,6 +89,7 @@ tsan() {
   # Without address randomisation where it may be turned off: the thread sanitizer of Clang 14 cannot start under much of it.
   local RUN=(setarch "$(uname -m)" -R)
   "${RUN[@]}" true 2>/dev/null || RUN=()
+  for_clang tsan
   build tsan -DDSMOE_BUILD_CLI=OFF core_tests ops_tests moe_tests && tests tsan tsan
 }
 
