@@ -17,8 +17,12 @@ void check_names(const io::Checkpoint& checkpoint, const ModelConfig& config) {
   std::vector<std::string> names;
   for (const Parameter& p : parameter_list(config)) names.push_back(p.name);
   // Some writers store a tied head a second time.
-  const std::string head = family_of(config.model_type).name("head.weight");
-  if (config.tie_word_embeddings && checkpoint.contains(head)) names.push_back(head);
+  // A tied head is the embedding; some files store it all the same, under the name that the family has for it, if any.
+  for (const RoleName& role : family_of(config.model_type).names) {
+    const std::string head(role.name);
+    if (config.tie_word_embeddings && std::string_view(role.role) == "head.weight" && checkpoint.contains(head))
+      names.push_back(head);
+  }
   const io::NameDifference difference = checkpoint.missing_and_extra(names);
   if (!difference.empty()) throw Error(ErrorCode::kFormat, difference.message());
 }

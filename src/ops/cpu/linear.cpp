@@ -26,8 +26,9 @@ void blocks(Context& ctx, Index m, Index n, Index k, const T* a, Index lda, Line
     const Index row_block = task / col_blocks, m0 = m * row_block / row_blocks, n0 = task % col_blocks * cols;
     const Index rows = m * (row_block + 1) / row_blocks - m0, width = std::min(cols, n - n0);
     Workspace<T> ws(ctx, worker, kt, std::max(k, kMaxRows), std::max(k, kMaxCols));
-    a_lines == Lines::kAlong ? list_lines(ws.a, rows, a + m0 * lda, lda) : list_lines(ws.a, k, a + m0, lda);
-    b_lines == Lines::kAlong ? list_lines(ws.b, width, b + n0 * ldb, ldb) : list_lines(ws.b, k, b + n0, ldb);
+    // An operand without numbers (no tokens) has no address.
+    if (a) a_lines == Lines::kAlong ? list_lines(ws.a, rows, a + m0 * lda, lda) : list_lines(ws.a, k, a + m0, lda);
+    if (b) b_lines == Lines::kAlong ? list_lines(ws.b, width, b + n0 * ldb, ldb) : list_lines(ws.b, k, b + n0, ldb);
     store(kt, m0, rows, n0, width, Operand<T>{ws.a, a_lines}, Operand<T>{ws.b, b_lines}, ws);
   });
 }
