@@ -29,6 +29,7 @@ endif()
 if(DSMOE_SANITIZE)
   target_compile_options(dsmoe_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${DSMOE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
+  target_compile_definitions(dsmoe_flags INTERFACE DSMOE_SANITIZED)  # GCC and Clang have no name for it in common
   target_link_options(dsmoe_flags INTERFACE -fsanitize=${DSMOE_SANITIZE})
   find_program(DSMOE_LLD ld.lld)
   if(DSMOE_LLD)  # instrumented programs are large

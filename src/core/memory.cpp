@@ -18,7 +18,7 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;   // large blocks ask fo
 constexpr std::size_t kSmall = std::size_t{64} << 10;     // below, malloc is as good
 constexpr std::size_t kLargest = std::size_t{128} << 20;  // larger blocks are weights: they stay or go for good
 constexpr std::size_t kKeep = std::size_t{512} << 20;     // bytes kept in all
-#ifdef __SANITIZE_ADDRESS__
+#ifdef DSMOE_SANITIZED
 constexpr bool kReuse = false;  // or use after release would go unseen
 #else
 constexpr bool kReuse = true;

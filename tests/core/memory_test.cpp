@@ -32,5 +32,17 @@ TEST(Memory, BlocksInUseAreNeverGivenOutTwice) {
   }
 }
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+// Blocks that are kept for the next caller would hide this.
+TEST(MemoryDeathTest, UseAfterReleaseIsSeen) {
+  auto memory = allocate_memory(100000);
+  const auto* const bytes = static_cast<const volatile unsigned char*>(memory.get());
+  memory.reset();
+  EXPECT_DEATH((void)bytes[5], "use-after-free");
+}
+#endif
+#endif
+
 }  // namespace
 }  // namespace dsmoe
