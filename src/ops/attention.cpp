@@ -24,7 +24,7 @@ void check(const char* op, const char* name, const Tensor& x, DType dtype, Index
 Index rows_of(const Tensor& x) { return x.rank() > 0 ? x.dim(0) : 0; }
 
 // Slices that follow one another over `tokens` rows, with tiles inside a cache of `capacity` rows.
-void check_slices(const char* op, Slices slices, Index tokens, Index capacity) {
+void check_slices(const char* op, const Slices& slices, Index tokens, Index capacity) {
   Index row = 0;
   for (const Slice& s : slices) {
     require(s.first_row == row && s.rows >= 0 && s.rows <= tokens - row,
@@ -46,7 +46,7 @@ void check_slices(const char* op, Slices slices, Index tokens, Index capacity) {
 
 }  // namespace
 
-void store_rows(Context& ctx, const Tensor& rows, Slices slices, Tensor& cache) {
+void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache) {
   constexpr const char* kOp = "store_rows";
   require(rows.rank() == 2, "[{}] the rows are {}, expected [tokens, width]", kOp, rows.shape());
   check(kOp, "cache", cache, cache.dtype(), rows_of(cache), rows.dim(1));
@@ -56,8 +56,8 @@ void store_rows(Context& ctx, const Tensor& rows, Slices slices, Tensor& cache) 
       not_on_cuda(kOp));
 }
 
-void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, Slices slices,
-               Tensor& out, Tensor* lse) {
+void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
+               const Slices& slices, Tensor& out, Tensor* lse) {
   constexpr const char* kOp = "attention";
   check_shape(kOp, shape);
   const Index tokens = rows_of(q), capacity = rows_of(k);
@@ -73,8 +73,8 @@ void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const
 }
 
 void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
-                        Slices slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dk,
-                        Tensor& dv) {
+                        const Slices& slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq,
+                        Tensor& dk, Tensor& dv) {
   constexpr const char* kOp = "attention_backward";
   check_shape(kOp, shape);
   const Index tokens = rows_of(q), width = shape.heads * shape.head_dim;

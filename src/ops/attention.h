@@ -21,41 +21,39 @@ struct AttentionShape {
   float scale = 1.0f;  // of the scores before the softmax, over 0: 1 / sqrt(head_dim)
 };
 
-using Slices = std::span<const Slice>;
-
 // Writes the rows of a batch, [T, N] f32 or bf16, to the places of their positions in `cache` (another f32 or bf16
 // [tokens, N]): position p of a slice goes to row tiles[p / kAttentionTile] + p % kAttentionTile.
-void store_rows(Context& ctx, const Tensor& rows, Slices slices, Tensor& cache);
+void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache);
 
 // The query at position p of a sequence attends to the keys and values at positions [0, p] of that sequence. The slices
 // follow one another and cover all rows of q. q, out [T, H * head_dim]; k, v [tokens, KVH * head_dim], of which only the
 // tiles of the slices are read, up to their lengths. lse (optional) [H, T] f32: log of the sum of e^score, for the
 // gradient.
-void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, Slices slices,
-               Tensor& out, Tensor* lse = nullptr);
+void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
+               const Slices& slices, Tensor& out, Tensor* lse = nullptr);
 
 // The gradient of attention() over whole sequences whose keys and values are in the batch: every slice is from position
 // 0, with tiles first_row + i * kAttentionTile. q, k, v, out, lse as there (k and v [T, KVH * head_dim]), dout [T, H *
 // head_dim]. dq, dk, dv are f32 in the shapes of q, k, v, and overwritten.
 void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
-                        Slices slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dk,
-                        Tensor& dv);
+                        const Slices& slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq,
+                        Tensor& dk, Tensor& dv);
 
 namespace ref {
-void store_rows(const Tensor& rows, Slices slices, Tensor& cache);
-void attention(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, Slices slices, Tensor& out,
-               Tensor* lse);
-void attention_backward(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, Slices slices,
-                        const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv);
+void store_rows(const Tensor& rows, const Slices& slices, Tensor& cache);
+void attention(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, const Slices& slices,
+               Tensor& out, Tensor* lse);
+void attention_backward(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const Slices& slices, const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv);
 }  // namespace ref
 
 namespace cpu {
-void store_rows(Context& ctx, const Tensor& rows, Slices slices, Tensor& cache);
-void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v, Slices slices,
-               Tensor& out, Tensor* lse);
+void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache);
+void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
+               const Slices& slices, Tensor& out, Tensor* lse);
 void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
-                        Slices slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dk,
-                        Tensor& dv);
+                        const Slices& slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq,
+                        Tensor& dk, Tensor& dv);
 }  // namespace cpu
 
 }  // namespace dsmoe::ops

@@ -48,7 +48,7 @@ void Rope::turn(Index position, std::span<const float> frequencies, float* cos, 
   }
 }
 
-RopeAngles rope_angles(Context& ctx, const Rope& rope, std::span<const Slice> slices) {
+RopeAngles rope_angles(Context& ctx, const Rope& rope, const Slices& slices) {
   Index rows = 0;
   for (const Slice& s : slices) {
     require(s.first_row == rows && s.rows >= 0 && s.first_position >= 0,

@@ -46,18 +46,18 @@ struct RopeAngles {
 // For the rows of a batch. A slice's frequencies are those of its sequence's length after these rows. So with dynamic
 // scaling, past max_position_embeddings, a later pass turns by other frequencies than an earlier one, and keys that are in
 // the cache keep the angles that they were stored with.
-RopeAngles rope_angles(Context& ctx, const Rope& rope, std::span<const Slice> slices);
+RopeAngles rope_angles(Context& ctx, const Rope& rope, const Slices& slices);
 
 // Turns x [T, H, head_dim] (or [T, H * head_dim]; f32 or bf16) in place, row t by row t of the angles.
 // inverse turns back, which is also the gradient: d(before) from d(after).
 void apply_rope(Context& ctx, Tensor& x, const RopeAngles& angles, bool inverse = false);
 
 namespace ref {
-void rope_angles(const Rope& rope, std::span<const Slice> slices, RopeAngles& angles);
+void rope_angles(const Rope& rope, const Slices& slices, RopeAngles& angles);
 void apply_rope(Tensor& x, const RopeAngles& angles, bool inverse);
 }  // namespace ref
 namespace cpu {
-void rope_angles(Context& ctx, const Rope& rope, std::span<const Slice> slices, RopeAngles& angles);
+void rope_angles(Context& ctx, const Rope& rope, const Slices& slices, RopeAngles& angles);
 void apply_rope(Context& ctx, Tensor& x, const RopeAngles& angles, bool inverse);
 }  // namespace cpu
 

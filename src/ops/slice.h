@@ -1,11 +1,18 @@
 // A batch concatenates the tokens of several sequences: a slice is the rows of one of them.
 #pragma once
 
+#include <memory>
 #include <span>
+#include <vector>
 
+#include "dsmoe/context.h"
 #include "dsmoe/tensor.h"
 
 namespace dsmoe::ops {
+
+namespace cuda {
+struct SliceTables;  // ops/cuda/slices.h
+}
 
 // Keys that attention takes at a time, at positions [i * kAttentionTile, (i + 1) * kAttentionTile). Tiles lie at absolute
 // positions, so where they are stored cannot change a bit; a page of the KV cache is one tile.
@@ -24,5 +31,35 @@ struct Slice {
   Index length() const { return first_position + rows; }  // of the sequence, with these rows
   static constexpr Index tiles_of(Index length) { return (length + kAttentionTile - 1) / kAttentionTile; }
 };
+
+// The slices of one batch, as ops take them. For a GPU they are in its memory, too: placed() copies them there once for all
+// layers.
+class Slices {
+ public:
+  Slices(std::span<const Slice> slices) : slices_(slices) {}
+  Slices(const std::vector<Slice>& slices) : slices_(slices) {}
+
+  auto begin() const { return slices_.begin(); }
+  auto end() const { return slices_.end(); }
+  std::size_t size() const { return slices_.size(); }
+  bool empty() const { return slices_.empty(); }
+  const Slice& operator[](std::size_t i) const { return slices_[i]; }
+  const Slice& front() const { return slices_.front(); }
+  const Slice& back() const { return slices_.back(); }
+
+  const cuda::SliceTables& tables() const;  // an Error unless placed on a GPU
+
+ private:
+  friend Slices placed(Context& ctx, std::span<const Slice> slices);
+  std::span<const Slice> slices_;
+  std::shared_ptr<const cuda::SliceTables> tables_;
+};
+
+// The slices where the Context's work runs. They refer to `slices`, which must stay.
+Slices placed(Context& ctx, std::span<const Slice> slices);
+
+namespace cuda {
+std::shared_ptr<const SliceTables> make_tables(Context& ctx, std::span<const Slice> slices);
+}
 
 }  // namespace dsmoe::ops

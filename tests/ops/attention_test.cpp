@@ -32,7 +32,7 @@ struct OneSlice {
     slice = {first_row, rows, first_position, tiles};
   }
   OneSlice(const OneSlice&) = delete;
-  operator ops::Slices() const { return {&slice, 1}; }
+  operator ops::Slices() const { return std::span(&slice, 1); }
 
   std::vector<Index> tiles;
   ops::Slice slice;
@@ -399,7 +399,7 @@ TEST(OpsAttention, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(testing::throws_error(run({4, 2, 4, 0.0f}, c.q, good, out, nullptr), {"scale is 0"}));
   Tensor good_lse(DType::kF32, {4, 5}), dq(DType::kF32, {5, 16}), dk(DType::kF32, {5, 8}), dv(DType::kF32, {5, 8});
   Tensor wide(DType::kF32, {5, 16}), cache(DType::kF32, {4, 8});
-  const auto backward = [&](ops::Slices slices, Tensor& to) {
+  const auto backward = [&](const ops::Slices& slices, Tensor& to) {
     return [&, slices] { ops::attention_backward(ctx, c.shape, c.q, kv, kv, slices, out, good_lse, c.dout, dq, dk, to); };
   };
   EXPECT_TRUE(testing::throws_error(backward({&good, 1}, wide), {"dv is f32 [5, 16]"}));

@@ -107,7 +107,7 @@ void attention_by_blocks(Context& ctx, const AttentionShape& s, std::span<const 
   });
 }
 
-std::vector<Blocking> cut(const AttentionShape& s, Slices slices) {
+std::vector<Blocking> cut(const AttentionShape& s, const Slices& slices) {
   std::vector<Blocking> out;
   out.reserve(slices.size());
   for (const Slice& slice : slices) out.emplace_back(s, slice);
@@ -116,7 +116,7 @@ std::vector<Blocking> cut(const AttentionShape& s, Slices slices) {
 
 }  // namespace
 
-void store_rows(Context& ctx, const Tensor& rows, Slices slices, Tensor& cache) {
+void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache) {
   for (const Slice& slice : slices) {
     for (Index p = slice.first_position; p < slice.length();) {  // the rows of one tile after another
       const Index end = std::min(slice.length(), (p / kTile + 1) * kTile);
@@ -129,8 +129,8 @@ void store_rows(Context& ctx, const Tensor& rows, Slices slices, Tensor& cache) 
   }
 }
 
-void attention(Context& ctx, const AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v, Slices slices,
-               Tensor& out, Tensor* lse) {
+void attention(Context& ctx, const AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v,
+               const Slices& slices, Tensor& out, Tensor* lse) {
   const std::vector<Blocking> cuts = cut(s, slices);
   std::vector<Block> few, many;
   for (const Blocking& slice : cuts) {
@@ -232,8 +232,8 @@ Tensor row_products(Context& ctx, const AttentionShape& s, const Tensor& dout, c
 }  // namespace
 
 void attention_backward(Context& ctx, const AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v,
-                        Slices slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq, Tensor& dk,
-                        Tensor& dv) {
+                        const Slices& slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq,
+                        Tensor& dk, Tensor& dv) {
   const std::vector<Blocking> cuts = cut(s, slices);
   std::vector<Block> tiles, blocks;  // of all slices
   Index most_rows = 0;

@@ -7,7 +7,7 @@ namespace dsmoe::ops::cpu {
 
 using namespace dsmoe::cpu;
 
-void rope_angles(Context& ctx, const Rope& rope, std::span<const Slice> slices, RopeAngles& angles) {
+void rope_angles(Context& ctx, const Rope& rope, const Slices& slices, RopeAngles& angles) {
   const Index half = rope.head_dim() / 2;
   float *const cos = angles.cos.data<float>(), *const sin = angles.sin.data<float>();
   const Slice* before = nullptr;

@@ -3,6 +3,7 @@
 #include "ops/cuda/device.h"
 #include "ops/experts.h"
 #include "ops/gate.h"
+#include "ops/slice.h"
 
 namespace dsmoe {
 
@@ -27,6 +28,7 @@ Path forced_path() { return Path::kAuto; }
 
 namespace ops::cuda {
 
+std::shared_ptr<const SliceTables> make_tables(Context&, std::span<const Slice>) { not_built(); }
 Gated gate(Context&, const MoeConfig&, const Tensor&, const Tensor&, const Tensor&, Index, bool) { not_built(); }
 Tensor balance_losses(Context&, const MoeConfig&, const Chosen&, Index) { not_built(); }
 Tensor gate_backward(Context&, const MoeConfig&, const Tensor&, const Tensor&, const GateBackward&, Tensor&) {

@@ -35,7 +35,7 @@ Index cache_row(const Slice& slice, Index p) {
 
 }  // namespace
 
-void store_rows(const Tensor& rows, Slices slices, Tensor& cache) {
+void store_rows(const Tensor& rows, const Slices& slices, Tensor& cache) {
   const Tensor stored = rows.to(cache.dtype());
   const std::size_t bytes = stored.dim(0) > 0 ? stored.bytes() / static_cast<std::size_t>(stored.dim(0)) : 0;
   for (const Slice& slice : slices)
@@ -45,8 +45,8 @@ void store_rows(const Tensor& rows, Slices slices, Tensor& cache) {
                   static_cast<const char*>(stored.raw()) + static_cast<std::size_t>(slice.first_row + i) * bytes, bytes);
 }
 
-void attention(const AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v, Slices slices, Tensor& out,
-               Tensor* lse) {
+void attention(const AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v, const Slices& slices,
+               Tensor& out, Tensor* lse) {
   const Index tokens = q.dim(0), dim = s.head_dim, width = s.heads * dim, kv_width = s.kv_heads * dim;
   const Tensor wide_q = q.to(DType::kF32), wide_k = k.to(DType::kF32), wide_v = v.to(DType::kF32);
   Tensor mixed(DType::kF32, out.shape());
@@ -72,7 +72,7 @@ void attention(const AttentionShape& s, const Tensor& q, const Tensor& k, const 
 }
 
 // With p = softmax(scale q·k): dv = pᵀ dout, dp = dout·v, ds = p (dp - <p, dp>), dq = scale ds k, dk = scale dsᵀ q.
-void attention_backward(const AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v, Slices slices,
+void attention_backward(const AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v, const Slices& slices,
                         const Tensor& dout, Tensor& dq, Tensor& dk, Tensor& dv) {
   const Index dim = s.head_dim, width = s.heads * dim, kv_width = s.kv_heads * dim;
   const Tensor wide_q = q.to(DType::kF32), wide_k = k.to(DType::kF32), wide_v = v.to(DType::kF32);

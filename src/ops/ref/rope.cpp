@@ -4,7 +4,7 @@
 
 namespace dsmoe::ops::ref {
 
-void rope_angles(const Rope& rope, std::span<const Slice> slices, RopeAngles& angles) {
+void rope_angles(const Rope& rope, const Slices& slices, RopeAngles& angles) {
   const Index half = rope.head_dim() / 2;
   for (const Slice& s : slices)
     for (Index i = 0; i < s.rows; ++i)
