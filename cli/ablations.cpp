@@ -25,7 +25,7 @@ void run_ablations(const AblationFlags& o, const Model& model, const EvaluateOpt
   const std::vector<study::Ablation> ablations = study::plan_ablations(o.request, model.config());
   std::int64_t tokens = 0;
   for (const auto& s : sequences) tokens += static_cast<std::int64_t>(s.size());
-  Context ctx(options.threads);
+  Context ctx(options.threads, backend_for(model.device()));
   Progress progress("eval", tokens * static_cast<std::int64_t>(ablations.size()), "tokens");
   const std::vector<study::AblationResult> results =
       study::run_ablations(ctx, *model.impl().transformer, options.cache_dtype.value_or(model.dtype()), sequences,

@@ -55,7 +55,7 @@ struct Mode {
 void run(const Options& o) {
   const std::shared_ptr<const Model> loaded = o.model.open();
   const Transformer& model = *loaded->impl().transformer;
-  Context ctx(o.model.session.threads);
+  Context ctx(o.model.session.threads, backend_for(loaded->device()));
   const study::RoutingShape shape = study::RoutingShape::of(model.config());
   std::vector<std::int32_t> ids;
   const Philox rng(1, 2);

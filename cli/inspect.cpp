@@ -42,11 +42,11 @@ study::InspectOptions inspect_options(const Options& o, Progress& progress) {
 }
 
 study::Inspection look(const Options& o, study::ReportModel& about) {
-  Context ctx(o.model.session.threads);
   Progress progress("inspect", 0, "tokens");
   study::InspectOptions options = inspect_options(o, progress);
   about.version = kVersion;
   if (!o.replay.empty()) {
+    Context ctx(o.model.session.threads);
     study::TraceReader trace(o.replay);
     about.name = std::filesystem::path(o.replay).filename().string();
     study::Inspection found = study::inspect(ctx, trace, options);
@@ -55,6 +55,7 @@ study::Inspection look(const Options& o, study::ReportModel& about) {
   }
   const std::shared_ptr<const Model> loaded = o.model.open();
   const Transformer& model = *loaded->impl().transformer;
+  Context ctx(o.model.session.threads, backend_for(loaded->device()));
   about.name = folder_name(o.model.path);
   about.shared_experts = model.config().shared_experts();
   for (const Parameter& p : parameter_list(model.config())) about.parameters += p.shape.numel();
@@ -65,6 +66,7 @@ study::Inspection look(const Options& o, study::ReportModel& about) {
   if (!o.against.empty()) {
     ModelFlags second = o.model;
     second.path = o.against;
+    second.load.device = loaded->device();
     other = second.open();
     options.other = other->impl().transformer.get();
     about.other_name = folder_name(o.against);

@@ -61,7 +61,9 @@ void run_prune(const PruneOptions& o) {
   require_model(o.model.path);
   check_output(o.out, o.force);
   Context ctx(o.model.session.threads);
-  const std::shared_ptr<const Model> loaded = o.model.open();
+  ModelFlags on_cpu = o.model;
+  on_cpu.load.device = Device::kCpu;  // the weights are read and written, too
+  const std::shared_ptr<const Model> loaded = on_cpu.open();
   Transformer& model = *loaded->impl().transformer;
   const ModelConfig config = model.config();
   require(config.moe_layers() > 0, "this model has no MoE layer, so there are no experts to remove");

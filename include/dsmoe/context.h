@@ -19,6 +19,9 @@ enum class Backend {
   kCuda,  // the current CUDA device; needs a build with -DDSMOE_CUDA=ON
 };
 
+// The backend that computes where a model's weights are.
+constexpr Backend backend_for(Device device) { return device == Device::kCuda ? Backend::kCuda : Backend::kCpu; }
+
 class Context {
  public:
   // threads <= 0: one per core that this process may use. Results do not depend on the number.

@@ -11,17 +11,25 @@
 #include "dsmoe/model_config.h"
 #include "dsmoe/options.h"
 #include "dsmoe/storage.h"
+#include "dsmoe/tensor.h"
 #include "dsmoe/tokenizer.h"
 
 namespace dsmoe {
 
+template <>
+struct OptionNames<Device> {
+  static constexpr std::array values = {std::pair{Device::kCpu, "cpu"}, std::pair{Device::kCuda, "cuda"}};
+};
+
 struct ModelOptions {
+  std::optional<Device> device;
   std::optional<DType> dtype;
   Storage storage = Storage::kAuto;
   std::function<void(std::uint64_t done, std::uint64_t total)> progress;  // bytes read into memory
 
   template <class Self, class Visitor>
   static void visit(Self& o, Visitor&& v) {
+    v(o.device, {"device", "Where the model runs (auto: a GPU if there is one and the model fits it, else the CPU)"});
     v(o.dtype, {"dtype", "Dtype of the weights in memory (auto: as stored, including quantized)"});
     v(o.storage, {"load",
                   "Read the weights into memory (fastest), or mmap the file (starts at once; processes share it); "
@@ -43,6 +51,7 @@ class Model {
   const ModelConfig& config() const;
   const std::optional<Tokenizer>& tokenizer() const;
   DType dtype() const;                        // of the activations
+  Device device() const;                      // where it runs
   const std::filesystem::path& path() const;  // that it was loaded from; empty for none
 
   // As a Hugging Face folder, in the dtype that it has in memory. Quantized weights are refused: load them with a dtype.

@@ -96,7 +96,7 @@ TokenSequences read_sequences(const Model& model, const EvaluateOptions& o) {
 Evaluation evaluate(const Model& model, std::span<const std::vector<std::int32_t>> sequences, const EvaluateOptions& o,
                     const EvaluateHooks& hooks) {
   o.validate();
-  Context ctx(o.threads);
+  Context ctx(o.threads, backend_for(model.device()));
   Evaluator evaluator(ctx, *model.impl().transformer, o.cache_dtype.value_or(model.dtype()));
   evaluator.set_first(o.score_from);
   Index tokens = 0;

@@ -1,8 +1,10 @@
 #include "api/model_impl.h"
+#include "core/device.h"
 #include "core/fail.h"
 #include "formats/folder_export.h"
 #include "formats/model_source.h"
 #include "io/sharded_writer.h"
+#include "model/families/family.h"
 #include "train/companions.h"
 
 namespace dsmoe {
@@ -16,14 +18,55 @@ Model::~Model() = default;
 
 std::optional<Tokenizer> Model::load_tokenizer(const fs::path& path) { return dsmoe::load_tokenizer(path); }
 
+namespace {
+
+// Bytes of all weights in a dtype.
+std::uint64_t weight_bytes(const ModelConfig& config, DType dtype) {
+  std::uint64_t bytes = 0;
+  for (const Parameter& p : parameter_list(config)) bytes += row_bytes(stored_dtype(p, dtype), p.shape.numel());
+  return bytes;
+}
+
+// What a GPU computes with: the dtype asked for, or the model's own. Quantized and f16 weights become bf16 there.
+DType gpu_dtype(const ModelSource& source, const ModelOptions& options) {
+  return options.dtype.value_or(source.stored_dtype() == DType::kF32 ? DType::kF32 : DType::kBF16);
+}
+
+// Without a wish: the GPU, if it computes with the weights as they are stored and they fit it.
+Device device_for(const ModelSource& source, const ModelOptions& options) {
+  const DType dtype = gpu_dtype(source, options);
+  const auto needed = [&] { return weight_bytes(source.config(), dtype); };
+  if (!options.device) {
+    const bool as_stored = source.stored_dtype() == dtype || options.dtype.has_value();
+    return device::available() && as_stored && needed() < device::memory().free / 10 * 9 ? Device::kCuda : Device::kCpu;
+  }
+  if (*options.device == Device::kCuda) {
+    const std::uint64_t bytes = needed(), free = device::memory().free;
+    require(bytes < free,
+            "the weights take {:.1f} GB in {}, the GPU has {:.1f} GB free; use the device cpu, or a smaller dtype or model",
+            static_cast<double>(bytes) * 1e-9, to_string(dtype), static_cast<double>(free) * 1e-9);
+  }
+  return *options.device;
+}
+
+}  // namespace
+
 std::shared_ptr<Model> Model::load(const fs::path& path, const ModelOptions& options) {
   require_model(path);
   const std::unique_ptr<const ModelSource> source = ModelSource::open(path);
   auto impl = std::make_unique<Impl>();
   impl->tokenizer = source->tokenizer();
-  impl->transformer = std::make_shared<Transformer>(
-      source->config(),
-      source->load_weights(source->config(), options.dtype, {.storage = options.storage, .progress = options.progress}));
+  const ModelConfig& config = source->config();
+  const LoadOptions load{.storage = options.storage, .progress = options.progress};
+  if (device_for(*source, options) == Device::kCuda) {
+    // Straight from the mapped file where the dtype is the file's.
+    const DType dtype = gpu_dtype(*source, options);
+    const ModelWeights here =
+        source->load_weights(config, dtype, {.storage = Storage::kMapped, .progress = options.progress});
+    impl->transformer = std::make_shared<Transformer>(config, owned_copy(spec_of(config), here, dtype, Device::kCuda));
+  } else {
+    impl->transformer = std::make_shared<Transformer>(config, source->load_weights(config, options.dtype, load));
+  }
   impl->path = path;
   return std::make_shared<Model>(std::move(impl));
 }
@@ -45,6 +88,7 @@ std::shared_ptr<Model> Model::random(const ModelConfig& config, std::uint64_t se
 const ModelConfig& Model::config() const { return impl_->transformer->config(); }
 const std::optional<Tokenizer>& Model::tokenizer() const { return impl_->tokenizer; }
 DType Model::dtype() const { return impl_->transformer->dtype(); }
+Device Model::device() const { return impl_->transformer->device(); }
 const fs::path& Model::path() const { return impl_->path; }
 
 void Model::save(const fs::path& folder) const {

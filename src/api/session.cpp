@@ -9,7 +9,9 @@ namespace dsmoe {
 
 struct Session::Impl {
   Impl(std::shared_ptr<const Model> m, const SessionOptions& options)
-      : model(std::move(m)), ctx(options.threads), session(ctx, *model->impl().transformer, options) {}
+      : model(std::move(m)),
+        ctx(options.threads, backend_for(model->device())),
+        session(ctx, *model->impl().transformer, options) {}
 
   const Tokenizer& tokenizer() const {
     const std::optional<Tokenizer>& found = model->tokenizer();

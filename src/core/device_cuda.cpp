@@ -159,6 +159,12 @@ void reset_peak() {
   u.peak = u.now;
 }
 
+Memory memory() {
+  Memory m;
+  check_cuda(cudaMemGetInfo(&m.free, &m.total), "memory");
+  return m;
+}
+
 void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes, Stream stream) {
   const bool up = to_device == Device::kCuda, down = from_device == Device::kCuda;
   check_cuda(cudaMemcpyAsync(to, from, bytes,
@@ -167,6 +173,12 @@ void copy(void* to, Device to_device, const void* from, Device from_device, std:
                              stream),
              "copy");
   if (up != down) wait(stream);
+}
+
+void copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
+               std::size_t rows, Stream stream) {
+  check_cuda(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows, cudaMemcpyHostToDevice, stream), "copy");
+  wait(stream);
 }
 
 void fill_bytes(void* data, int value, std::size_t bytes, Stream stream) {

@@ -14,6 +14,10 @@ void throw_fault(std::uint64_t fault) {
       fail(ErrorCode::kNumeric,
            "{}: the gate's scores are NaN or infinite; look for NaN or infinity in this layer's input and gate weights",
            place);
+    case FaultCode::kNoSuchToken: fail(ErrorCode::kInvalidArgument, "{}: the vocabulary has no such token id", place);
+    case FaultCode::kLossNotFinite:
+      fail(ErrorCode::kNumeric, "{}: the loss is NaN or infinite; look for NaN or infinity in the logits and weights",
+           place);
   }
   fail(ErrorCode::kInternal, "internal error: {}: a kernel reported fault {}", place, fault);
 }

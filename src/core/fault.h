@@ -9,6 +9,8 @@ namespace dsmoe {
 
 enum class FaultCode : std::uint8_t {
   kScoresNotFinite = 1,  // the gate's logits of a token are NaN or infinite
+  kNoSuchToken = 2,      // a token id that the vocabulary does not have
+  kLossNotFinite = 3,    // the loss of a token is NaN or infinite
 };
 
 inline constexpr std::uint64_t kNoFault = ~std::uint64_t{0};

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/device.h"
 #include "core/fail.h"
 
 namespace dsmoe {
@@ -62,6 +63,18 @@ void TensorView::assign(const Tensor& from) const {
   Tensor target = tensor;
   const std::size_t element = size_of(tensor.dtype());
   const auto* at = static_cast<const char*>(source.raw());
+  if (tensor.device() == Device::kCuda) {
+    // For each index of dims[1], one copy of all of dims[0].
+    auto* const to = static_cast<char*>(target.raw_mutable());
+    const auto bytes = [&](Index numbers) { return static_cast<std::size_t>(numbers) * element; };
+    if (contiguous())
+      return device::copy(to + bytes(offset), Device::kCuda, at, source.device(), bytes(numel()), device::default_stream());
+    for (Index b = 0; b < dims[1]; ++b)
+      device::copy_rows(to + bytes(offset + b * strides[1]), bytes(strides[0]), at + bytes(b * dims[2]),
+                        bytes(dims[1] * dims[2]), bytes(dims[2]), static_cast<std::size_t>(dims[0]),
+                        device::default_stream());
+    return;
+  }
   each_run([&](Index first, Index count) {
     const std::size_t bytes = static_cast<std::size_t>(count) * element;
     std::memcpy(static_cast<char*>(target.raw_mutable()) + static_cast<std::size_t>(first) * element, at, bytes);

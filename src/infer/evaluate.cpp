@@ -23,7 +23,7 @@ void Evaluator::add(std::span<const std::int32_t> sequence, const LogitSink& sin
     const Index n = std::min(kChunk, length - t);
     const auto part = sequence.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n));
     Tensor logits = model_.logits(ctx_, ForwardBatch::of(ctx_, cache, part, n), hooks);
-    if (sink) sink(logits);
+    if (sink) sink(ctx_.fetch(logits));
     std::vector<std::int32_t> targets(static_cast<std::size_t>(n), ops::kIgnoredTarget);
     for (Index i = std::max<Index>(0, first_ - t - 1); i < n && t + i + 1 < length; ++i)
       targets[static_cast<std::size_t>(i)] = sequence[static_cast<std::size_t>(t + i + 1)];

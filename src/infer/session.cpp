@@ -64,7 +64,8 @@ Generated Session::generate(std::span<const std::int32_t> prompt, const Generate
   out.prompt_tokens = static_cast<Index>(prompt.size());
   out.prompt_seconds = first - start;
   while (options.max_tokens < 0 || static_cast<Index>(out.ids.size()) < options.max_tokens) {
-    const std::int32_t id = sampler.sample(std::as_const(logits).span<float>(), history_);
+    const Tensor row = ctx_.fetch(logits);
+    const std::int32_t id = sampler.sample(row.span<float>(), history_);
     if (std::find(options.end_tokens.begin(), options.end_tokens.end(), id) != options.end_tokens.end()) {
       out.finish = Finish::kEos;
       break;

@@ -53,38 +53,37 @@ Index kept_bytes(const GqaSpec& s, Index, Index element) {
   return element * 2 * (s.heads + s.kv_heads) * s.head_dim + 4 * s.heads;
 }
 
-Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const ForwardBatch& batch,
-                         const ops::RopeAngles& rope, Index layer, const Tensor& h, AttentionSaved* saved) {
+Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
+                         const Tensor& h, AttentionSaved* saved) {
   std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
-  ops::apply_rope(ctx, qkv[0], rope);
-  ops::apply_rope(ctx, qkv[1], rope);
+  ops::apply_rope(ctx, qkv[0], pass.rope);
+  ops::apply_rope(ctx, qkv[1], pass.rope);
 
   Tensor k = qkv[1], v = qkv[2];
-  if (KvPool* const pool = batch.pool()) {
+  if (KvPool* const pool = pass.batch.pool()) {
     k = pool->k(layer), v = pool->v(layer);
-    ops::store_rows(ctx, qkv[1], batch.slices(), k);
-    ops::store_rows(ctx, qkv[2], batch.slices(), v);
+    ops::store_rows(ctx, qkv[1], pass.slices, k);
+    ops::store_rows(ctx, qkv[2], pass.slices, v);
   }
   const Tensor q = ops::converted(ctx, qkv[0], k.dtype());  // attention is computed in the dtype of the cache
   Tensor out = ctx.empty(q.dtype(), q.shape()), lse;
   if (saved) lse = ctx.empty(DType::kF32, {spec.heads, h.dim(0)});
-  ops::attention(ctx, shape_of(spec), q, k, v, batch.slices(), out, saved ? &lse : nullptr);
+  ops::attention(ctx, shape_of(spec), q, k, v, pass.slices, out, saved ? &lse : nullptr);
   if (saved) *saved = {q, k, v, out, lse};
   return linear_forward(ctx, ops::converted(ctx, out, h.dtype()), w.o, DType::kF32);
 }
 
-Tensor attention_backward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const ForwardBatch& batch,
-                          const ops::RopeAngles& rope, const Tensor& h, const AttentionSaved& saved, const Tensor& dy,
-                          AttentionGrads& grads) {
+Tensor attention_backward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, const Tensor& h,
+                          const AttentionSaved& saved, const Tensor& dy, AttentionGrads& grads) {
   Tensor dout = ctx.empty(DType::kF32, saved.out.shape());
   linear_backward(ctx, dy, saved.out, w.o, grads.o, dout, false);
 
   Tensor dq = ctx.empty(DType::kF32, saved.q.shape()), dk = ctx.empty(DType::kF32, saved.k.shape());
   Tensor dv = ctx.empty(DType::kF32, saved.v.shape());
-  ops::attention_backward(ctx, shape_of(spec), saved.q, saved.k, saved.v, batch.slices(), saved.out, saved.lse,
+  ops::attention_backward(ctx, shape_of(spec), saved.q, saved.k, saved.v, pass.slices, saved.out, saved.lse,
                           ops::converted(ctx, dout, h.dtype()), dq, dk, dv);
-  ops::apply_rope(ctx, dq, rope, /*inverse=*/true);
-  ops::apply_rope(ctx, dk, rope, /*inverse=*/true);
+  ops::apply_rope(ctx, dq, pass.rope, /*inverse=*/true);
+  ops::apply_rope(ctx, dk, pass.rope, /*inverse=*/true);
 
   Tensor dh = ctx.empty(DType::kF32, h.shape());
   linear_backward(ctx, ops::converted(ctx, dq, h.dtype()), h, w.q, grads.q, dh, false);

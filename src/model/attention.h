@@ -2,10 +2,9 @@
 #pragma once
 
 #include "dsmoe/context.h"
-#include "model/forward_batch.h"
+#include "model/pass.h"
 #include "model/spec.h"
 #include "model/weights.h"
-#include "ops/rope.h"
 
 namespace dsmoe {
 
@@ -20,12 +19,11 @@ struct AttentionSaved {
 
 // h [T, D] are the normed inputs of the batch's tokens. Their keys and values go into the layer's pages of the batch's
 // pool, if it has one. `saved` (may be null, and needs a batch without a pool) is filled for backward. Returns f32 [T, D].
-Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const ForwardBatch& batch,
-                         const ops::RopeAngles& rope, Index layer, const Tensor& h, AttentionSaved* saved);
+Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
+                         const Tensor& h, AttentionSaved* saved);
 
 // dy in the dtype of h: adds to grads and returns dh f32 [T, D].
-Tensor attention_backward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const ForwardBatch& batch,
-                          const ops::RopeAngles& rope, const Tensor& h, const AttentionSaved& saved, const Tensor& dy,
-                          AttentionGrads& grads);
+Tensor attention_backward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, const Tensor& h,
+                          const AttentionSaved& saved, const Tensor& dy, AttentionGrads& grads);
 
 }  // namespace dsmoe

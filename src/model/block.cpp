@@ -21,6 +21,11 @@ auto of_feed_forward(const LayerSpec& spec, Fn fn) {
   return std::visit(fn, spec.feed_forward);
 }
 
+// Those who listen look at it on this machine.
+Routing fetched(Context& ctx, const Routing& r) {
+  return {ctx.fetch(r.experts), ctx.fetch(r.weights), ctx.fetch(r.scores)};
+}
+
 }  // namespace
 
 void register_parameters(const LayerSpec& spec, Index width, ParameterRegistry& r) {
@@ -73,8 +78,7 @@ void Block::forward(Context& ctx, const Pass& pass, Tensor& x, BlockSaved* saved
   if (saved) saved->x_in = x.clone();
   pass.prefetch.before_attention(layer_);
   const auto attend = [&](const auto& spec) {
-    return attention_forward(ctx, spec, w_, pass.batch, pass.rope, layer_, norm(ctx, x, w_.input_norm),
-                             saved ? &saved->attention : nullptr);
+    return attention_forward(ctx, spec, w_, pass, layer_, norm(ctx, x, w_.input_norm), saved ? &saved->attention : nullptr);
   };
   ops::add(ctx, of_attention(spec_, attend), x);
   if (saved) saved->x_mid = x.clone();
@@ -92,7 +96,7 @@ Tensor Block::feed_forward(Context& ctx, const Pass& pass, const Tensor& h, Bloc
   MoeForward out = moe_->forward(
       ctx, h,
       {.training = saved != nullptr, .sequence_length = pass.batch.sequence_length(), .overrides = pass.hooks.overrides});
-  if (pass.hooks.routing) pass.hooks.routing(layer_, out.routing);
+  if (pass.hooks.routing) pass.hooks.routing(layer_, fetched(ctx, out.routing));
   Tensor y = std::exchange(out.y, Tensor());
   if (saved) saved->moe = std::move(out);
   return y;
@@ -110,9 +114,8 @@ void Block::backward(Context& ctx, const Pass& pass, const BlockSaved& saved, Te
   // The normed input is recomputed: it is cheap, and need not be kept.
   const Tensor h = norm(ctx, saved.x_in, w_.input_norm);
   const Tensor dy = ops::converted(ctx, dx, dtype);
-  const Tensor dattention = of_attention(spec_, [&](const auto& spec) {
-    return attention_backward(ctx, spec, w_, pass.batch, pass.rope, h, saved.attention, dy, grads);
-  });
+  const Tensor dattention = of_attention(
+      spec_, [&](const auto& spec) { return attention_backward(ctx, spec, w_, pass, h, saved.attention, dy, grads); });
   ops::rms_norm_backward(ctx, ops::converted(ctx, dattention, dtype), saved.x_in, w_.input_norm, eps_, dx,
                          grads.input_norm);
 }

@@ -7,22 +7,12 @@
 #include "dsmoe/context.h"
 #include "dsmoe/moe.h"
 #include "model/attention.h"
-#include "model/forward_batch.h"
-#include "model/hooks.h"
-#include "model/prefetch.h"
+#include "model/pass.h"
 #include "model/spec.h"
 #include "model/weights.h"
 #include "ops/experts.h"
 
 namespace dsmoe {
-
-// What all blocks of a pass have in common.
-struct Pass {
-  const ForwardBatch& batch;
-  ops::RopeAngles rope;
-  const PassHooks& hooks;
-  Prefetch prefetch;
-};
 
 // What backward needs of a block.
 struct BlockSaved {

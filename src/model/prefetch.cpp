@@ -46,7 +46,10 @@ Tensor first_rows(const Tensor& cache, const ops::Slice& slice) {
 }  // namespace
 
 Prefetch::Prefetch(Context& ctx, const ModelWeights& weights, const ForwardBatch& batch)
-    : ctx_(ctx), weights_(weights), batch_(batch), few_tokens_(batch.pool() && batch.tokens() <= kFewTokens) {}
+    : ctx_(ctx),
+      weights_(weights),
+      batch_(batch),
+      few_tokens_(ctx.device() == Device::kCpu && batch.pool() && batch.tokens() <= kFewTokens) {}
 
 void Prefetch::before_attention(Index layer) const {
   if (!few_tokens_) return;

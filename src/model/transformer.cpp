@@ -58,7 +58,7 @@ Transformer::Transformer(ModelConfig config, ModelWeights weights)
 std::shared_ptr<KvPool> Transformer::make_kv_pool(Index tokens, DType dtype) const {
   std::vector<KvLayout> layers;
   for (const LayerSpec& layer : spec_->layers) layers.push_back(kv_layout(layer));
-  return std::make_shared<KvPool>(layers, KvPool::pages_for(tokens), dtype);
+  return std::make_shared<KvPool>(layers, KvPool::pages_for(tokens), dtype, device());
 }
 
 namespace {
@@ -100,14 +100,14 @@ Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassH
   require(batch.tokens() > 0, "no tokens to run");
   require(saved == nullptr || batch.pool() == nullptr, "a training pass has no KV cache");
   batch.check();
-  const Pass pass{batch, ops::rope_angles(ctx, rope_, batch.slices()), hooks, Prefetch(ctx, *weights_, batch)};
+  const Pass pass(ctx, batch, rope_, hooks, *weights_);
   Tensor x = ctx.empty(DType::kF32, {batch.tokens(), spec_->width});
   ops::embedding(ctx, weights_->embedding, Tensor::view_of(batch.ids()), x);
-  if (hooks.layer) hooks.layer(-1, x);
+  if (hooks.layer) hooks.layer(-1, ctx.fetch(x));
   for (std::size_t l = 0; l < blocks_.size(); ++l) {
     BlockSaved block;
     blocks_[l].forward(ctx, pass, x, saved ? &block : nullptr);
-    if (hooks.layer) hooks.layer(static_cast<Index>(l), x);
+    if (hooks.layer) hooks.layer(static_cast<Index>(l), ctx.fetch(x));
     if (!saved) continue;
     add_layer(ctx, *saved, block.moe, blocks_[l].routed_experts());
     if (saved->keep == ForwardSaved::Keep::kAll) saved->blocks.push_back(std::move(block));
@@ -121,14 +121,23 @@ Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassH
 Tensor Transformer::logits(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks) const {
   const Tensor x = forward(ctx, batch, hooks);
   Tensor h = ctx.empty(dtype(), {batch.all_logits(), spec_->width});
-  Index row = 0;
+  // Rows that are wanted and lie side by side are normed together: a batch that decodes is one piece.
+  Index row = 0, first = 0, last = 0;
+  const auto norm = [&] {
+    Tensor rows = h.rows(row, row + last - first);
+    ops::rms_norm(ctx, x.rows(first, last), weights_->final_norm, static_cast<float>(spec_->norm_eps), rows);
+    row += last - first;
+  };
   for (std::size_t i = 0; i < batch.slices().size(); ++i) {
     const ops::Slice& slice = batch.slices()[i];
     const Index end = slice.first_row + slice.rows, wanted = batch.logits(i);
-    Tensor rows = h.rows(row, row + wanted);
-    ops::rms_norm(ctx, x.rows(end - wanted, end), weights_->final_norm, static_cast<float>(spec_->norm_eps), rows);
-    row += wanted;
+    if (end - wanted != last) {
+      norm();
+      first = end - wanted;
+    }
+    last = end;
   }
+  norm();
   Tensor logits = ctx.empty(DType::kF32, {row, spec_->vocab});
   ops::linear(ctx, h, weights_->head, logits);
   return logits;
@@ -158,7 +167,7 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
   Tensor dx = ctx.zeros(DType::kF32, x.shape());
   ops::rms_norm_backward(ctx, ops::converted(ctx, dh, dtype()), x, weights_->final_norm, eps, dx, grads.final_norm);
   const PassHooks no_hooks;  // a block that runs again is not heard again
-  const Pass pass{batch, saved.rope, no_hooks, Prefetch(ctx, *weights_, batch)};
+  const Pass pass(ctx, batch, saved.rope, no_hooks, *weights_);
   for (std::size_t l = blocks_.size(); l-- > 0;) {
     BlockSaved block = std::move(saved.blocks[l]);
     saved.blocks.pop_back();

@@ -49,6 +49,7 @@ class Transformer {
   ModelWeights& weights() { return *weights_; }
   const ModelWeights& weights() const { return *weights_; }
   DType dtype() const { return dtype_; }  // of the activations
+  Device device() const { return weights_->embedding.device(); }
   // Whether all matrices are f32, or all bf16: only such a model can be trained.
   bool trainable() const { return trainable_; }
 

@@ -50,9 +50,9 @@ bool all_of(const ModelSpec& spec, const ModelWeights& w, DType dtype) {
 }
 
 // Stacks and tensors of a model's own; no selection bias among gradients.
-ModelTensors own_tensors(const ModelSpec& spec, DType dtype, bool gradients) {
+ModelTensors own_tensors(const ModelSpec& spec, DType dtype, bool gradients, Device device = Device::kCpu) {
   const auto make = [&](DType type, const Shape& shape) {
-    return gradients ? Tensor::zeros(type, shape) : Tensor(type, shape);
+    return gradients ? Tensor::zeros(type, shape, device) : Tensor(type, shape, device);
   };
   ModelTensors m;
   for (const LayerSpec& layer : spec.layers) {
@@ -89,7 +89,9 @@ bool trainable(const ModelSpec& spec, const ModelWeights& w) {
   return all_of(spec, w, DType::kF32) || all_of(spec, w, DType::kBF16);
 }
 
-ModelWeights empty_weights(const ModelSpec& spec, DType dtype) { return own_tensors(spec, dtype, false); }
+ModelWeights empty_weights(const ModelSpec& spec, DType dtype, Device device) {
+  return own_tensors(spec, dtype, false, device);
+}
 ModelGradients zero_gradients(const ModelSpec& spec) { return own_tensors(spec, DType::kF32, true); }
 
 ModelWeights listed_weights(const ModelSpec& spec, std::span<const Parameter> parameters, std::vector<Tensor> tensors) {
@@ -116,8 +118,8 @@ ModelWeights listed_weights(const ModelSpec& spec, std::span<const Parameter> pa
   return m;
 }
 
-ModelWeights owned_copy(const ModelSpec& spec, const ModelWeights& weights, DType dtype) {
-  ModelWeights out = empty_weights(spec, dtype);
+ModelWeights owned_copy(const ModelSpec& spec, const ModelWeights& weights, DType dtype, Device device) {
+  ModelWeights out = empty_weights(spec, dtype, device);
   for (const Parameter& p : registered_parameters(spec)) out.view(p).assign(weights.dense(p));
   return out;
 }

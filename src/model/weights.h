@@ -49,11 +49,11 @@ DType activation_dtype(const ModelSpec& spec, const ModelWeights& weights);
 bool trainable(const ModelSpec& spec, const ModelWeights& weights);
 
 // Tensors of its own, experts stacked, uninitialised.
-ModelWeights empty_weights(const ModelSpec& spec, DType dtype);
+ModelWeights empty_weights(const ModelSpec& spec, DType dtype, Device device = Device::kCpu);
 // Tensors where they lie, experts listed: one per parameter, in the order of the list.
 ModelWeights listed_weights(const ModelSpec& spec, std::span<const Parameter> parameters, std::vector<Tensor> tensors);
 // A copy with tensors of its own, experts stacked, in f32 or bf16.
-ModelWeights owned_copy(const ModelSpec& spec, const ModelWeights& weights, DType dtype);
+ModelWeights owned_copy(const ModelSpec& spec, const ModelWeights& weights, DType dtype, Device device = Device::kCpu);
 // All zero, f32.
 ModelGradients zero_gradients(const ModelSpec& spec);
 

@@ -53,7 +53,7 @@ void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& 
   check_slices(kOp, slices, rows.dim(0), cache.dim(0));
   on_backend(
       ctx, [&] { ref::store_rows(rows, slices, cache); }, [&] { cpu::store_rows(ctx, rows, slices, cache); },
-      not_on_cuda(kOp));
+      [&] { cuda::store_rows(ctx, rows, slices, cache); });
 }
 
 void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,

@@ -56,4 +56,8 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor&
                         Tensor& dk, Tensor& dv);
 }  // namespace cpu
 
+namespace cuda {
+void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache);
+}  // namespace cuda
+
 }  // namespace dsmoe::ops

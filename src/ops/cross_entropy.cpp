@@ -56,7 +56,10 @@ Tensor cross_entropy(Context& ctx, const Tensor& logits, const Tensor& targets, 
   return on_backend(
       ctx, [&] { return on_cpu([&](Targets t, Losses l) { ref::cross_entropy(logits, t, l, dlogits, scale); }); },
       [&] { return on_cpu([&](Targets t, Losses l) { cpu::cross_entropy(ctx, logits, t, l, dlogits, scale); }); },
-      not_on_cuda<Tensor>("cross_entropy"));
+      [&] {
+        require(dlogits == nullptr, "[cross_entropy] the gradient is not computed on a GPU yet; run this on the CPU");
+        return cuda::cross_entropy(ctx, logits, targets, token_losses);
+      });
 }
 
 }  // namespace dsmoe::ops

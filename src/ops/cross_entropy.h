@@ -29,4 +29,8 @@ void cross_entropy(Context& ctx, const Tensor& logits, std::span<const std::int3
                    Tensor* dlogits, float scale);
 }
 
+namespace cuda {
+Tensor cross_entropy(Context& ctx, const Tensor& logits, const Tensor& targets, Tensor* token_losses);
+}
+
 }  // namespace dsmoe::ops

@@ -8,20 +8,20 @@ void add(Context& ctx, const Tensor& y, Tensor& x) {
   require(y.shape() == x.shape() && x.dtype() == DType::kF32,
           "[add] {} cannot be added to {} {}, expected f32 of one shape", y.shape(), to_string(x.dtype()), x.shape());
   on_backend(
-      ctx, [&] { ref::add(y, x); }, [&] { cpu::add(ctx, y, x); }, not_on_cuda("add"));
+      ctx, [&] { ref::add(y, x); }, [&] { cpu::add(ctx, y, x); }, [&] { cuda::add(ctx, y, x); });
 }
 
 void convert(Context& ctx, const Tensor& from, Tensor& to) {
   require(from.shape() == to.shape(), "[convert] shapes {} and {} differ", from.shape(), to.shape());
   on_backend(
-      ctx, [&] { ref::convert(from, to); }, [&] { cpu::convert(ctx, from, to); }, not_on_cuda("convert"));
+      ctx, [&] { ref::convert(from, to); }, [&] { cpu::convert(ctx, from, to); }, [&] { cuda::convert(ctx, from, to); });
 }
 
 void add_bias(Context& ctx, const Tensor& bias, Tensor& y) {
   require(y.rank() == 2 && bias.shape() == Shape({y.dim(1)}), "[add_bias] bias {} does not fit rows of {}", bias.shape(),
           y.shape());
   on_backend(
-      ctx, [&] { ref::add_bias(bias, y); }, [&] { cpu::add_bias(ctx, bias, y); }, not_on_cuda("add_bias"));
+      ctx, [&] { ref::add_bias(bias, y); }, [&] { cpu::add_bias(ctx, bias, y); }, [&] { cuda::add_bias(ctx, bias, y); });
 }
 
 void add_bias_backward(Context& ctx, const Tensor& dy, Tensor& dbias) {

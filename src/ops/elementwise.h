@@ -34,4 +34,10 @@ void add_bias(Context& ctx, const Tensor& bias, Tensor& y);
 void add_bias_backward(Context& ctx, const Tensor& dy, Tensor& dbias);
 }  // namespace cpu
 
+namespace cuda {
+void add(Context& ctx, const Tensor& y, Tensor& x);
+void convert(Context& ctx, const Tensor& from, Tensor& to);
+void add_bias(Context& ctx, const Tensor& bias, Tensor& y);
+}  // namespace cuda
+
 }  // namespace dsmoe::ops

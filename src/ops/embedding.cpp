@@ -25,7 +25,7 @@ void embedding(Context& ctx, const Tensor& table, const Tensor& ids, Tensor& x) 
   check("embedding", table, ids, x);
   on_backend(
       ctx, [&] { ref::embedding(table, ids.span<std::int32_t>(), x); },
-      [&] { cpu::embedding(ctx, table, ids.span<std::int32_t>(), x); }, not_on_cuda("embedding"));
+      [&] { cpu::embedding(ctx, table, ids.span<std::int32_t>(), x); }, [&] { cuda::embedding(ctx, table, ids, x); });
 }
 
 void embedding_backward(Context& ctx, const Tensor& ids, const Tensor& dx, Tensor& dtable) {

@@ -25,4 +25,8 @@ void embedding(Context& ctx, const Tensor& table, std::span<const std::int32_t> 
 void embedding_backward(Context& ctx, std::span<const std::int32_t> ids, const Tensor& dx, Tensor& dtable);
 }  // namespace cpu
 
+namespace cuda {
+void embedding(Context& ctx, const Tensor& table, const Tensor& ids, Tensor& x);
+}
+
 }  // namespace dsmoe::ops

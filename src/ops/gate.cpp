@@ -33,6 +33,16 @@ Gated gate_on_cpu(Context& ctx, const MoeConfig& c, const Tensor& x, const Tenso
   return out;
 }
 
+// On a GPU overrides are for studies: its logits are looked at here, where the choice is the CPU's.
+Gated gate_with_overrides(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                          Index shared, const RoutingOverrides& overrides) {
+  Tensor logits = ctx.empty(DType::kF32, {x.dim(0), c.routed_experts});
+  linear(ctx, x, weight, logits);
+  Context here(1);
+  const Chosen chosen = route(here, c, ctx.fetch(logits), ctx.fetch(bias), &overrides);
+  return cuda::gated(ctx, c, chosen, shared, x.dtype());
+}
+
 // [T, K]: the gradients of the chosen weights, from those of the rows.
 Tensor chosen_grads(const Plan& plan, const Tensor& row_weight_grads) {
   require(row_weight_grads.shape() == Shape({plan.rows(), 1}),
@@ -67,7 +77,7 @@ Gated gate(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weig
   check(c, x, weight, bias);
   const auto on_cpu = [&] { return gate_on_cpu(ctx, c, x, weight, bias, shared, overrides); };
   return on_backend(ctx, on_cpu, on_cpu, [&] {
-    require(overrides == nullptr, "routing overrides are not supported on a GPU; run this on the CPU");
+    if (overrides) return gate_with_overrides(ctx, c, x, weight, bias, shared, *overrides);
     return cuda::gate(ctx, c, x, weight, bias, shared, training);
   });
 }
@@ -85,7 +95,7 @@ Plan plan_of_one(Context& ctx, Index tokens) {
     for (float& w : plan.weight.span<float>()) w = 1;
     return plan;
   };
-  return on_backend(ctx, on_cpu, on_cpu, not_on_cuda<Plan>("plan_of_one"));
+  return on_backend(ctx, on_cpu, on_cpu, [&] { return cuda::plan_of_one(ctx, tokens); });
 }
 
 Tensor balance_losses(Context& ctx, const MoeConfig& c, const Chosen& chosen, Index sequence_length) {

@@ -89,6 +89,9 @@ Tensor gate_backward(Context& ctx, const MoeConfig& config, const Tensor& x, con
                      Tensor& dweight);
 
 namespace cuda {
+// The plan of a choice that was made on this machine.
+Gated gated(Context& ctx, const MoeConfig& config, const Chosen& chosen, Index shared, DType dtype);
+Plan plan_of_one(Context& ctx, Index tokens);
 Gated gate(Context& ctx, const MoeConfig& config, const Tensor& x, const Tensor& weight, const Tensor& bias, Index shared,
            bool training);
 Tensor balance_losses(Context& ctx, const MoeConfig& config, const Chosen& chosen, Index sequence_length);

@@ -49,7 +49,10 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
         for (const Projection& p : projections)
           is_mixed(x, *p.w) ? cpu::linear_mixed(ctx, x, {&p, 1}) : cpu::linear(ctx, x, {&p, 1});
       },
-      not_on_cuda("linear"));
+      [&] {
+        require(!any_mixed, "[linear] f16 and quantized weights are not supported on a GPU yet; load the model as bf16");
+        cuda::linear(ctx, x, projections);
+      });
 }
 
 void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate) {

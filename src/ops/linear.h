@@ -38,4 +38,8 @@ void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tens
 void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw);
 }  // namespace cpu
 
+namespace cuda {
+void linear(Context& ctx, const Tensor& x, std::span<const Projection> projections);
+}
+
 }  // namespace dsmoe::ops

@@ -19,7 +19,7 @@ void rms_norm(Context& ctx, const Tensor& x, const Tensor& weight, float eps, Te
   check("rms_norm", x, weight, y);
   on_backend(
       ctx, [&] { ref::rms_norm(x, weight, eps, y); }, [&] { cpu::rms_norm(ctx, x, weight, eps, y); },
-      not_on_cuda("rms_norm"));
+      [&] { cuda::rms_norm(ctx, x, weight, eps, y); });
 }
 
 void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& weight, float eps, Tensor& dx,

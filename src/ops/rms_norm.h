@@ -24,4 +24,8 @@ void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Te
                        Tensor& dweight);
 }  // namespace cpu
 
+namespace cuda {
+void rms_norm(Context& ctx, const Tensor& x, const Tensor& weight, float eps, Tensor& y);
+}
+
 }  // namespace dsmoe::ops

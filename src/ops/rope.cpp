@@ -39,8 +39,7 @@ std::vector<float> Rope::frequencies(Index length) const {
 }
 
 void Rope::turn(Index position, std::span<const float> frequencies, float* cos, float* sin) const {
-  const float divisor = scaling_.type == RopeScalingType::kLinear ? static_cast<float>(scaling_.factor) : 1.0f;
-  const float place = static_cast<float>(position) / divisor;
+  const float place = static_cast<float>(position) / divisor();
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
     const double angle = place * frequencies[i];  // the product is f32
     cos[i] = static_cast<float>(std::cos(angle));
@@ -60,7 +59,7 @@ RopeAngles rope_angles(Context& ctx, const Rope& rope, const Slices& slices) {
   RopeAngles angles{ctx.empty(DType::kF32, shape), ctx.empty(DType::kF32, shape)};
   on_backend(
       ctx, [&] { ref::rope_angles(rope, slices, angles); }, [&] { cpu::rope_angles(ctx, rope, slices, angles); },
-      not_on_cuda("rope_angles"));
+      [&] { cuda::rope_angles(ctx, rope, slices, angles); });
   return angles;
 }
 
@@ -70,7 +69,7 @@ void apply_rope(Context& ctx, Tensor& x, const RopeAngles& angles, bool inverse)
           "[rope] x is {}, expected {} tokens with heads of {}", x.shape(), tokens, angles.head_dim());
   on_backend(
       ctx, [&] { ref::apply_rope(x, angles, inverse); }, [&] { cpu::apply_rope(ctx, x, angles, inverse); },
-      not_on_cuda("apply_rope"));
+      [&] { cuda::apply_rope(ctx, x, angles, inverse); });
 }
 
 }  // namespace dsmoe::ops

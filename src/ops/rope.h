@@ -23,6 +23,9 @@ class Rope {
     return scaling_.type == RopeScalingType::kDynamic && length > max_position_embeddings_;
   }
   std::vector<float> frequencies(Index length) const;  // [head_dim / 2]
+  float divisor() const {                              // of positions
+    return scaling_.type == RopeScalingType::kLinear ? static_cast<float>(scaling_.factor) : 1.0f;
+  }
   // The cosines and sines of one position, [head_dim / 2] each.
   void turn(Index position, std::span<const float> frequencies, float* cos, float* sin) const;
 
@@ -60,5 +63,9 @@ namespace cpu {
 void rope_angles(Context& ctx, const Rope& rope, const Slices& slices, RopeAngles& angles);
 void apply_rope(Context& ctx, Tensor& x, const RopeAngles& angles, bool inverse);
 }  // namespace cpu
+namespace cuda {
+void rope_angles(Context& ctx, const Rope& rope, const Slices& slices, RopeAngles& angles);
+void apply_rope(Context& ctx, Tensor& x, const RopeAngles& angles, bool inverse);
+}  // namespace cuda
 
 }  // namespace dsmoe::ops

@@ -94,7 +94,7 @@ Tensor experts_gate_up(Context& ctx, const Experts& w, const Plan& plan, const T
     return h;
   }
   Tensor rows;
-  if (gpu::gathers_first(l.sizes.token_tile)) rows = l.gathered(x);
+  if (l.sizes.routed() > 0 && gpu::gathers_first(l.sizes.token_tile)) rows = l.gathered(x);
   gpu::hopper::gate_up(l.sizes, l.plan, in(x), in(rows), in(w.gate_up()), out(h), static_cast<bf16*>(kept), ctx.stream());
   return h;
 }

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/device.h"
 #include "core/fail.h"
 #include "core/fault.h"
 #include "core/log.h"
@@ -145,6 +146,43 @@ Gated gate(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weig
     gpu::make_plan(sizes, chosen, in<std::int32_t>(counts), chunk, plan, ctx.stream());
   }
   return g;
+}
+
+Gated gated(Context& ctx, const MoeConfig& c, const Chosen& chosen, Index shared, DType dtype) {
+  const Index tokens = chosen.experts.dim(0), experts = c.routed_experts, k = c.experts_per_token;
+  check_sizes(c, tokens);
+  invariant(shared == c.shared_experts, "a GPU's list of experts has every shared expert");
+  const int chunk = gpu::gate_chunk(gpu::device_info(), tokens, c.hidden_size, experts, dtype);
+  const Index chunks = (tokens + chunk - 1) / chunk;
+  Tensor counts;
+  Gated g = make_room(ctx, c, tokens, counts, chunks);
+  g.plan.tiles.rows = gpu::token_tile(tokens, /*training=*/false);
+  if (tokens == 0) {
+    no_tokens(ctx, g.plan);
+    return g;
+  }
+  g.chosen = {ctx.place(chosen.scores), ctx.place(chosen.experts), ctx.place(chosen.weights), {}};
+  g.plan.slot_weight = g.chosen.weights;
+  Tensor counted = Tensor::zeros(DType::kI32, {chunks, experts});
+  const std::int32_t* const expert = chosen.experts.data<std::int32_t>();
+  for (Index i = 0; i < tokens * k; ++i) counted.data<std::int32_t>()[i / k / chunk * experts + expert[i]]++;
+  device::copy(counts.raw_mutable(), Device::kCuda, counted.raw(), Device::kCpu, counted.bytes(), ctx.stream());
+  const gpu::ChosenView view{out<std::int32_t>(g.chosen.experts), out<float>(g.chosen.weights), out<float>(g.chosen.scores),
+                             ctx.fault_word(), fault_of(FaultCode::kScoresNotFinite, c.layer_index)};
+  gpu::make_plan(gpu::sizes_of(g.plan, c.hidden_size, c.expert_size), view, in<std::int32_t>(counts), chunk,
+                 gpu::view_of(g.plan), ctx.stream());
+  return g;
+}
+
+Plan plan_of_one(Context& ctx, Index tokens) {
+  require(tokens >= 0 && tokens < std::numeric_limits<std::int32_t>::max() / 2, "{} tokens are too many rows", tokens);
+  Plan p;
+  p.tokens = tokens, p.shared = 1;
+  allocate_together(ctx,
+                    {{&p.offset, DType::kI32, {2}}, {&p.token, DType::kI32, {tokens}}, {&p.weight, DType::kF32, {tokens}}});
+  p.tiles.rows = gpu::token_tile(tokens, /*training=*/false);
+  gpu::make_plan_of_one(static_cast<int>(tokens), gpu::view_of(p), ctx.stream());
+  return p;
 }
 
 Tensor balance_losses(Context& ctx, const MoeConfig& c, const Chosen& chosen, Index sequence_length) {

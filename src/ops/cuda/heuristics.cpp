@@ -20,6 +20,11 @@ Path choose_path(DType dtype, Index model_width, Index expert_width) {
   return wanted;
 }
 
+Path choose_linear_path(DType dtype, Index inner, Index columns, DType output) {
+  // Rows of y are stored in 16-byte chunks when they are bf16.
+  return choose_path(dtype, inner, output == DType::kF32 ? inner : columns);
+}
+
 // Wide tiles where the matrix units are the limit; narrow ones, with more of the weights in flight, where memory is.
 // Measured on an H200 at the 16B shape: up to a few hundred tokens reading the weights takes longer than multiplying with
 // them, up to a thousand or two about as long.
@@ -27,6 +32,11 @@ int token_tile(Index tokens, bool training) {
   if (training || tokens > 1536) return kWideTile;
   if (tokens > 384) return kMiddleTile;
   return tokens > 2 ? kNarrowTile : kTinyTile;
+}
+
+// As token_tile(), for one matrix that all tokens are multiplied with.
+int linear_tile(Index tokens) {
+  return tokens > 128 ? kWideTile : tokens > 64 ? kMiddleTile : tokens > kTinyTile ? kNarrowTile : kTinyTile;
 }
 
 // Measured on an H200: the copy engine feeds wgmma faster than cp.async does, which pays for the extra pass once the

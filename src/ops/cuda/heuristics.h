@@ -12,9 +12,13 @@ namespace dsmoe::cuda {
 // The kernels for activations of `dtype`, model width D and expert width F. Throws when a forced path cannot run.
 Path choose_path(DType dtype, Index model_width, Index expert_width);
 
+// The same for y = x · Wᵀ with rows of K numbers, N columns of y, and y in f32 or the dtype of x.
+Path choose_linear_path(DType dtype, Index inner, Index columns, DType output);
+
 // Rows of one token tile of the Hopper kernels, at most.
 inline constexpr int kWideTile = 256, kMiddleTile = 128, kNarrowTile = 64, kTinyTile = 16;
 int token_tile(Index tokens, bool training);
+int linear_tile(Index tokens);
 
 // Whether x is gathered into rows by a pass of its own before the gate/up product, or in that product's loads.
 bool gathers_first(int token_tile);

@@ -183,7 +183,8 @@ void gate_up(const Sizes& s, const PlanView& plan, const bf16* x, const bf16* so
   if (s.token_tile == kTinyTile) return run<Tiny, true>(args, s, plan, weights, stream);
   if (s.token_tile == kNarrowTile) return run<Narrow, true>(args, s, plan, weights, stream);
   if (s.token_tile == kMiddleTile) return run<Middle, true>(args, s, plan, weights, stream);
-  const std::uint64_t d = s.width, t = s.tokens, n = s.sorted_rows;
+  const std::uint64_t d = s.width, t = s.tokens, n = sorted ? s.sorted_rows : t;  // none sorted: no routed experts
+  if (!sorted) sorted = x;
   args.x = tensor_map(x, {d, t}, {d}, {kTileK, kBoxRows});
   args.x_narrow = tensor_map(x, {d, t}, {d}, {kTileK, 8});
   args.sorted = tensor_map(sorted, {d, n}, {d}, {kTileK, kBoxRows});

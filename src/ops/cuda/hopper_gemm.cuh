@@ -96,6 +96,8 @@ struct TileSource {
   const std::int32_t* count;  // of the list; null: only shared experts
   int m_blocks;
   int shared, tokens, token_tile;
+  // Of one expert alone there is no gate ahead that has waited for x, so even the first tile must wait.
+  bool wait_first = false;
   int rounds = 1;  // how many routed tiles take as long as one shared-expert tile
 };
 
@@ -113,7 +115,7 @@ class TileLoop {
         turns_(blockIdx.x / C::kCluster, gridDim.x / C::kCluster, total_, source.rounds) {}
   __device__ __forceinline__ bool next(Tile& tile) {
     do {
-      if (!turns_.among_first()) wait();
+      if (s_.wait_first || !turns_.among_first()) wait();
       const int id = turns_.next();
       if (id >= total_) return false;
       find(id, tile);
@@ -416,7 +418,7 @@ __device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std
 // ---- host side
 
 inline TileSource tile_source(const Sizes& s, const PlanView& plan, int m_blocks) {
-  return {plan.tiles, plan.tile_count, m_blocks, s.shared, s.tokens, s.token_tile};
+  return {plan.tiles, plan.tile_count, m_blocks, s.shared, s.tokens, s.token_tile, s.routed() == 0};
 }
 
 // One thread block per multiprocessor, in clusters if the configuration has them.

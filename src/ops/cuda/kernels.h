@@ -37,6 +37,9 @@ void gate(const MoeConfig& config, const GateInput& in, bool mma, int chunk, con
 void make_plan(const Sizes& s, const ChosenView& chosen, const std::int32_t* counts, int chunk, const PlanView& plan,
                cudaStream_t stream);
 
+// The plan of one expert that has all tokens: offset, token and weight.
+void make_plan_of_one(int tokens, const PlanView& plan, cudaStream_t stream);
+
 // in[T, D] as rows of the routed experts: out[token_sorted[t, k]] = in[t], zeros between the experts. `row_bytes`, of one
 // token, must be a multiple of 16.
 void gather_rows(const Sizes& s, const PlanView& plan, std::size_t row_bytes, const void* in, void* out,

@@ -1,8 +1,15 @@
 // The CUDA ops of a build without CUDA: the same functions, whose error names the option.
 #include "core/fail.h"
+#include "ops/attention.h"
+#include "ops/cross_entropy.h"
 #include "ops/cuda/device.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
 #include "ops/experts.h"
 #include "ops/gate.h"
+#include "ops/linear.h"
+#include "ops/rms_norm.h"
+#include "ops/rope.h"
 #include "ops/slice.h"
 
 namespace dsmoe {
@@ -29,6 +36,18 @@ Path forced_path() { return Path::kAuto; }
 namespace ops::cuda {
 
 std::shared_ptr<const SliceTables> make_tables(Context&, std::span<const Slice>) { not_built(); }
+void add(Context&, const Tensor&, Tensor&) { not_built(); }
+void convert(Context&, const Tensor&, Tensor&) { not_built(); }
+void add_bias(Context&, const Tensor&, Tensor&) { not_built(); }
+void store_rows(Context&, const Tensor&, const Slices&, Tensor&) { not_built(); }
+Tensor cross_entropy(Context&, const Tensor&, const Tensor&, Tensor*) { not_built(); }
+void embedding(Context&, const Tensor&, const Tensor&, Tensor&) { not_built(); }
+void linear(Context&, const Tensor&, std::span<const Projection>) { not_built(); }
+void rms_norm(Context&, const Tensor&, const Tensor&, float, Tensor&) { not_built(); }
+void rope_angles(Context&, const Rope&, const Slices&, RopeAngles&) { not_built(); }
+void apply_rope(Context&, Tensor&, const RopeAngles&, bool) { not_built(); }
+Gated gated(Context&, const MoeConfig&, const Chosen&, Index, DType) { not_built(); }
+Plan plan_of_one(Context&, Index) { not_built(); }
 Gated gate(Context&, const MoeConfig&, const Tensor&, const Tensor&, const Tensor&, Index, bool) { not_built(); }
 Tensor balance_losses(Context&, const MoeConfig&, const Chosen&, Index) { not_built(); }
 Tensor gate_backward(Context&, const MoeConfig&, const Tensor&, const Tensor&, const GateBackward&, Tensor&) {

@@ -178,6 +178,16 @@ __global__ void __launch_bounds__(32 * kWarps) gather_kernel(const __grid_consta
   }
 }
 
+__global__ void __launch_bounds__(kThreads) plan_of_one_kernel(int tokens, PlanView plan) {
+  ptx::wait_for_previous_kernel();
+  ptx::let_next_kernel_start();
+  const int t = blockIdx.x * kThreads + threadIdx.x;
+  if (t < 2) plan.offset[t] = t * tokens;
+  if (t >= tokens) return;
+  plan.token[t] = t;
+  plan.weight[t] = 1.0f;
+}
+
 }  // namespace
 
 void gather_rows(const Sizes& s, const PlanView& plan, std::size_t row_bytes, const void* in, void* out,
@@ -214,6 +224,10 @@ void make_plan(const Sizes& s, const ChosenView& chosen, const std::int32_t* cou
   const int ints = args.experts * (2 + kChunksPerBlock) + 2 * kChunksPerBlock * args.chunk_tokens * args.chosen +
                    2 * std::max(args.experts, kThreads);
   launch(plan_kernel, blocks, kThreads, ints * 4, stream, args);
+}
+
+void make_plan_of_one(int tokens, const PlanView& plan, cudaStream_t stream) {
+  launch(plan_of_one_kernel, static_cast<unsigned>(tokens / kThreads + 1), kThreads, 0, stream, tokens, plan);
 }
 
 }  // namespace dsmoe::cuda

@@ -35,7 +35,7 @@ class Packer {
 }  // namespace
 
 std::shared_ptr<const SliceTables> make_tables(Context& ctx, std::span<const Slice> slices) {
-  std::vector<std::int32_t> position, cache_row, entries, tiles;
+  std::vector<std::int32_t> position, slice, cache_row, entries, tiles;
   for (const Slice& s : slices) {
     for (const Index value : {s.first_row, s.rows, s.first_position, static_cast<Index>(tiles.size())})
       entries.push_back(narrow(value));
@@ -47,12 +47,13 @@ std::shared_ptr<const SliceTables> make_tables(Context& ctx, std::span<const Sli
     for (Index i = 0; i < s.rows; ++i) {
       const Index p = s.first_position + i;
       position.push_back(narrow(p));
+      slice.push_back(static_cast<std::int32_t>(&s - slices.data()));
       const auto tile = static_cast<std::size_t>(p / kAttentionTile);
       cache_row.push_back(s.tiles.empty() ? 0 : narrow(s.tiles[tile] + p % kAttentionTile));
     }
   }
   Packer packer;
-  const std::size_t at_position = packer.add(position), at_cache_row = packer.add(cache_row);
+  const std::size_t at_position = packer.add(position), at_slice = packer.add(slice), at_cache_row = packer.add(cache_row);
   const std::size_t at_entries = packer.add(entries), at_tiles = packer.add(tiles);
 
   auto t = std::make_shared<SliceTables>();
@@ -61,6 +62,7 @@ std::shared_ptr<const SliceTables> make_tables(Context& ctx, std::span<const Sli
   t->rows = static_cast<int>(position.size());
   t->slices = static_cast<int>(slices.size());
   t->position = base + at_position;
+  t->slice = base + at_slice;
   t->cache_row = base + at_cache_row;
   t->entries = reinterpret_cast<const SliceTables::Entry*>(base + at_entries);
   t->tiles = base + at_tiles;

@@ -16,6 +16,7 @@ struct SliceTables {
   Tensor block;  // holds all of it
   int rows = 0, slices = 0;
   const std::int32_t* position = nullptr;   // [rows] of each row in its sequence
+  const std::int32_t* slice = nullptr;      // [rows] that the row belongs to
   const std::int32_t* cache_row = nullptr;  // [rows] where its key and value are stored
   const Entry* entries = nullptr;           // [slices]
   const std::int32_t* tiles = nullptr;      // the first cache row of every tile of every slice

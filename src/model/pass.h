@@ -1,0 +1,32 @@
+// What all blocks of one pass have in common.
+#pragma once
+
+#include <utility>
+
+#include "model/forward_batch.h"
+#include "model/hooks.h"
+#include "model/prefetch.h"
+#include "ops/rope.h"
+#include "ops/slice.h"
+
+namespace dsmoe {
+
+struct Pass {
+  Pass(Context& ctx, const ForwardBatch& b, const ops::Rope& r, const PassHooks& h, const ModelWeights& weights)
+      : batch(b),
+        slices(ops::placed(ctx, b.slices())),
+        rope(ops::rope_angles(ctx, r, slices)),
+        hooks(h),
+        prefetch(ctx, weights, b) {}
+  // With the angles of an earlier pass of the same batch.
+  Pass(Context& ctx, const ForwardBatch& b, ops::RopeAngles r, const PassHooks& h, const ModelWeights& weights)
+      : batch(b), slices(ops::placed(ctx, b.slices())), rope(std::move(r)), hooks(h), prefetch(ctx, weights, b) {}
+
+  const ForwardBatch& batch;
+  ops::Slices slices;  // the batch's, where the work runs
+  ops::RopeAngles rope;
+  const PassHooks& hooks;
+  Prefetch prefetch;
+};
+
+}  // namespace dsmoe

@@ -1,0 +1,66 @@
+// RMSNorm on a GPU: one block per token. The sum of squares has an order that the width alone decides: thread t adds up the
+// squares of its columns in ascending order, then the threads' sums are added as a tree.
+#include "ops/cuda/launch.h"
+#include "ops/cuda/numbers.cuh"
+#include "ops/cuda/ptx.cuh"
+#include "ops/rms_norm.h"
+
+namespace dsmoe::ops::cuda {
+
+namespace gpu = dsmoe::cuda;
+
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ float block_sum(float value) {
+  __shared__ float warps[kThreads / 32];
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) value += __shfl_xor_sync(~0u, value, i);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) sum += warps[i];
+  return sum;
+}
+
+template <int kVector, class W, class Y>
+__global__ void __launch_bounds__(kThreads) rms_norm_kernel(const float* x, const W* weight, float eps, int width, Y* y) {
+  gpu::ptx::wait_for_previous_kernel();
+  gpu::ptx::let_next_kernel_start();
+  x += static_cast<Index>(blockIdx.x) * width;
+  y += static_cast<Index>(blockIdx.x) * width;
+  float sum = 0;
+  for (int c = threadIdx.x * kVector; c < width; c += kThreads * kVector) {
+    const auto in = gpu::load<kVector>(x + c);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) sum = fmaf(in.v[i], in.v[i], sum);
+  }
+  const double mean = static_cast<double>(block_sum(sum)) / width;
+  const auto inverse = static_cast<float>(1 / sqrt(mean + eps));
+  for (int c = threadIdx.x * kVector; c < width; c += kThreads * kVector) {
+    const auto in = gpu::load<kVector>(x + c);
+    const auto w = gpu::load<kVector>(weight + c);
+    gpu::Pack<Y, kVector> out;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) gpu::assign(__fmul_rn(__fmul_rn(inverse, in.v[i]), gpu::as_float(w.v[i])), out.v[i]);
+    gpu::store(out, y + c);
+  }
+}
+
+}  // namespace
+
+void rms_norm(Context& ctx, const Tensor& x, const Tensor& weight, float eps, Tensor& y) {
+  if (x.numel() == 0) return;
+  const auto width = static_cast<int>(x.dim(1));
+  gpu::with_type(weight.dtype(), [&]<class W>(W) {
+    gpu::with_type(y.dtype(), [&]<class Y>(Y) {
+      gpu::launch(width % 4 == 0 ? rms_norm_kernel<4, W, Y> : rms_norm_kernel<1, W, Y>, static_cast<unsigned>(x.dim(0)),
+                  kThreads, 0, ctx.stream(), static_cast<const float*>(x.raw()), static_cast<const W*>(weight.raw()), eps,
+                  width, static_cast<Y*>(y.raw_mutable()));
+    });
+  });
+}
+
+}  // namespace dsmoe::ops::cuda

@@ -1,0 +1,69 @@
+// y = x · Wᵀ on a GPU against ops/ref, and the promise that a row's bits do not depend on the rows beside it.
+#include "ops/linear.h"
+
+#include <gtest/gtest.h>
+
+#include "cuda/gpu_test.h"
+#include "support/random_tensor.h"
+#include "support/tolerance.h"
+
+namespace dsmoe::test {
+namespace {
+
+using cuda::Path;
+
+class CudaLinear : public GpuTest {
+ protected:
+  Tensor product(const Tensor& x, const Tensor& w, DType out) {
+    Tensor y = ctx().empty(out, {x.dim(0), w.dim(0)});
+    ops::linear(ctx(), ctx().place(x), ctx().place(w), y);
+    return ctx().fetch(y);
+  }
+};
+
+// Odd sizes, sizes around the tiles of 16, 64, 128 and 256 tokens and of 64 and 128 columns.
+TEST_F(CudaLinear, IsTheReferences) {
+  Context ref(1, Backend::kRef);
+  struct Sizes {
+    Index t, k, n;
+  };
+  for (const Sizes s : {Sizes{1, 8, 8},
+                        {1, 2048, 520},
+                        {5, 37, 19},
+                        {16, 64, 64},
+                        {17, 256, 136},
+                        {64, 72, 200},
+                        {65, 520, 128},
+                        {130, 64, 264},
+                        {257, 128, 72},
+                        {300, 1024, 1000}})
+    for (const DType dtype : {DType::kF32, DType::kBF16})
+      for (const DType out : {DType::kF32, dtype}) {
+        const Tensor x = random_tensor(dtype, {s.t, s.k}, 1), w = random_tensor(dtype, {s.n, s.k}, 2);
+        Tensor want(out, {s.t, s.n});
+        ops::linear(ref, x, w, want);
+        for (const Path path : paths_for(dtype, s.k, out == DType::kF32 ? s.k : s.n)) {
+          const Forced forced(path);
+          EXPECT_TRUE(close(product(x, w, out), want, limit(out, s.k)))
+              << s.t << " " << s.k << " " << s.n << " " << to_string(dtype) << " " << to_string(out) << " "
+              << cuda::to_string(path);
+        }
+      }
+}
+
+TEST_F(CudaLinear, ARowHasItsBitsInAnyBatch) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Tensor x = random_tensor(dtype, {300, 520}, 3), w = random_tensor(dtype, {264, 520}, 4);
+    for (const Path path : paths_for(dtype, 520, 264)) {
+      const Forced forced(path);
+      const Tensor all = product(x, w, DType::kF32);
+      for (const Index n : {1, 2, 8, 15, 16, 17, 63, 65, 128, 129, 256})
+        for (const Index first : {Index{0}, Index{11}, 300 - n})
+          EXPECT_TRUE(same_bits(product(x.rows(first, first + n), w, DType::kF32), all.rows(first, first + n)))
+              << n << " rows from " << first << " " << cuda::to_string(path);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dsmoe::test

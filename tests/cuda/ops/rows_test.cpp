@@ -1,0 +1,143 @@
+// The ops that take a token's row at a time, on a GPU against ops/ref: embedding, norm, rotary positions, sums and
+// conversions, the KV cache's rows, and the loss.
+#include <gtest/gtest.h>
+
+#include "cuda/gpu_test.h"
+#include "ops/attention.h"
+#include "ops/cross_entropy.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "ops/rms_norm.h"
+#include "ops/rope.h"
+#include "support/expect_error.h"
+#include "support/random_tensor.h"
+#include "support/tolerance.h"
+
+namespace dsmoe::test {
+namespace {
+
+struct CudaRows : GpuTest {
+  Context ref{1, Backend::kRef};
+};
+
+constexpr DType kBoth[] = {DType::kF32, DType::kBF16};
+// Widths that threads take four numbers of at a time, and others; tokens around a block.
+constexpr Index kWidths[] = {1, 7, 64, 255, 2048, 5003};
+constexpr Index kTokens[] = {1, 3, 257};
+
+TEST_F(CudaRows, RmsNorm) {
+  for (const Index d : kWidths)
+    for (const Index t : kTokens)
+      for (const DType weight : kBoth)
+        for (const DType out : kBoth) {
+          const Tensor x = random_tensor(DType::kF32, {t, d}, 1, 3.0f), w = random_tensor(weight, {d}, 2);
+          Tensor want(out, {t, d}), got = ctx().empty(out, {t, d});
+          ops::rms_norm(ref, x, w, 1e-6f, want);
+          ops::rms_norm(ctx(), ctx().place(x), ctx().place(w), 1e-6f, got);
+          EXPECT_TRUE(close(ctx().fetch(got), want, limit(out, d))) << d << " " << t;
+        }
+}
+
+TEST_F(CudaRows, SumsAndConversionsAreExact) {
+  for (const Index d : kWidths)
+    for (const DType from : kBoth)
+      for (const DType to : kBoth) {
+        const Tensor y = random_tensor(from, {5, d}, 3), bias = random_tensor(from, {d}, 4);
+        Tensor want(to, y.shape()), got = ctx().empty(to, y.shape());
+        ops::convert(ref, y, want);
+        ops::convert(ctx(), ctx().place(y), got);
+        EXPECT_TRUE(same_bits(ctx().fetch(got), want));
+        ops::add_bias(ref, bias, want);
+        ops::add_bias(ctx(), ctx().place(bias), got);
+        EXPECT_TRUE(same_bits(ctx().fetch(got), want));
+        if (to != DType::kF32) continue;
+        ops::add(ref, y, want);
+        ops::add(ctx(), ctx().place(y), got);
+        EXPECT_TRUE(same_bits(ctx().fetch(got), want));
+      }
+}
+
+TEST_F(CudaRows, Embedding) {
+  for (const DType dtype : kBoth) {
+    const Tensor table = random_tensor(dtype, {11, 70}, 5);
+    const std::vector<std::int32_t> ids = {0, 10, 3, 3, 7};
+    const Tensor id = Tensor::view_of(std::span<const std::int32_t>(ids));
+    Tensor want(DType::kF32, {5, 70}), got = ctx().empty(DType::kF32, {5, 70});
+    ops::embedding(ref, table, id, want);
+    ops::embedding(ctx(), ctx().place(table), id, got);
+    EXPECT_TRUE(same_bits(ctx().fetch(got), want));
+    // Ids that are on the GPU are looked at there.
+    std::vector<std::int32_t> wrong = ids;
+    wrong[3] = 11;
+    ops::embedding(ctx(), ctx().place(table), ctx().place(Tensor::view_of(std::span<const std::int32_t>(wrong))), got);
+    EXPECT_TRUE(dsmoe::testing::throws_error([&] { ctx().synchronize(); }, {"token 3: the vocabulary has no such token id"},
+                                             ErrorCode::kInvalidArgument));
+    ctx().synchronize();
+  }
+}
+
+// Two sequences somewhere in a cache, with the tiles of the second in another order.
+struct Batch {
+  std::vector<Index> first{512}, second{1024, 0};
+  std::vector<ops::Slice> slices{{0, 5, 17, first}, {5, 60, 230, second}};
+};
+
+TEST_F(CudaRows, RopeTurnsByPosition) {
+  const Batch batch;
+  for (const RopeScaling scaling :
+       {RopeScaling{}, RopeScaling{RopeScalingType::kLinear, 4.0}, RopeScaling{RopeScalingType::kDynamic, 2.0}})
+    for (const Index dim : {2, 40, 128})
+      for (const DType dtype : kBoth) {
+        if (dim == 2 && scaling.type == RopeScalingType::kDynamic) continue;
+        const ops::Rope rope(dim, 10000.0, scaling, 100);
+        const ops::RopeAngles want = ops::rope_angles(ref, rope, batch.slices);
+        const ops::RopeAngles got = ops::rope_angles(ctx(), rope, ops::placed(ctx(), batch.slices));
+        EXPECT_TRUE(close(ctx().fetch(got.cos), want.cos, limit(DType::kF32, 1)));
+        EXPECT_TRUE(close(ctx().fetch(got.sin), want.sin, limit(DType::kF32, 1)));
+        for (const bool inverse : {false, true}) {
+          Tensor x = random_tensor(dtype, {65, 3 * dim}, 6), y = ctx().place(x.clone());
+          ops::apply_rope(ref, x, want, inverse);
+          ops::apply_rope(ctx(), y, got, inverse);
+          EXPECT_TRUE(close(ctx().fetch(y), x, limit(dtype, 2)));
+        }
+      }
+}
+
+TEST_F(CudaRows, RowsGoToTheirPages) {
+  const Batch batch;
+  for (const DType from : kBoth)
+    for (const DType to : kBoth) {
+      const Tensor rows = random_tensor(from, {65, 24}, 7);
+      Tensor want = Tensor::zeros(to, {1280, 24}), got = ctx().zeros(to, {1280, 24});
+      ops::store_rows(ref, rows, batch.slices, want);
+      ops::store_rows(ctx(), ctx().place(rows), ops::placed(ctx(), batch.slices), got);
+      EXPECT_TRUE(same_bits(ctx().fetch(got), want));
+    }
+  const auto without_tables = [&] {
+    Tensor cache = ctx().zeros(DType::kF32, {1280, 24});
+    ops::store_rows(ctx(), ctx().zeros(DType::kF32, {65, 24}), batch.slices, cache);
+  };
+  EXPECT_TRUE(dsmoe::testing::throws_error(without_tables, {"not on the GPU"}, ErrorCode::kInvalidArgument));
+}
+
+TEST_F(CudaRows, CrossEntropy) {
+  for (const Index v : {3, 1000, 102400}) {
+    const Tensor logits = random_tensor(DType::kF32, {4, v}, 8, 4.0f);
+    const std::vector<std::int32_t> targets = {2, 0, ops::kIgnoredTarget, static_cast<std::int32_t>(v - 1)};
+    const Tensor target = Tensor::view_of(std::span<const std::int32_t>(targets));
+    Tensor want_each(DType::kF32, {4}), got_each = ctx().empty(DType::kF32, {4});
+    const Tensor want = ops::cross_entropy(ref, logits, target, &want_each);
+    const Tensor got = ctx().fetch(ops::cross_entropy(ctx(), ctx().place(logits), target, &got_each));
+    EXPECT_NEAR(got.data<double>()[0], want.data<double>()[0], limit(DType::kF32, v) * want.data<double>()[0]);
+    EXPECT_EQ(got.data<double>()[1], 3);
+    EXPECT_TRUE(close(ctx().fetch(got_each), want_each, limit(DType::kF32, v)));
+    Tensor bad = logits.clone();
+    bad.data<float>()[v] = std::numeric_limits<float>::quiet_NaN();
+    ops::cross_entropy(ctx(), ctx().place(bad), target);
+    EXPECT_TRUE(
+        dsmoe::testing::throws_error([&] { ctx().synchronize(); }, {"token 1: the loss is NaN"}, ErrorCode::kNumeric));
+  }
+}
+
+}  // namespace
+}  // namespace dsmoe::test
