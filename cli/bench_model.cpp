@@ -1,11 +1,12 @@
 // dsmoe bench model: prompt processing and generation speed of a whole model, in the columns of llama-bench, with the
 // bound beside each; and what it takes to start.
+#include "cli/bench_model.h"
+
 #include <fmt/format.h>
 
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <memory>
 
 #include "api/model_impl.h"
@@ -15,7 +16,6 @@
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "cli/table.h"
-#include "core/random.h"
 #include "infer/session.h"
 #include "io/mapped_file.h"
 #include "model/plan.h"
@@ -24,14 +24,30 @@
 
 namespace dsmoe::cli {
 
+ModelWork::ModelWork(const Transformer& model) {
+  const ModelConfig& c = model.config();
+  std::map<DType, double> by_dtype;
+  for (const Parameter& p : parameter_list(c)) {
+    const DType dtype = model.weights().view(p).tensor.dtype();
+    const auto size = static_cast<double>(row_bytes(dtype, p.shape.numel()));
+    parameters += p.shape.numel();
+    bytes += size;
+    by_dtype[dtype] += size;
+    if (p.in(ParameterGroup::kEmbedding) && !c.tie_word_embeddings) continue;
+    const bool routed = p.in(ParameterGroup::kRoutedExperts);
+    if (routed) routed_bytes += size;
+    const double share = routed ? static_cast<double>(c.experts_per_token()) / static_cast<double>(c.routed_experts()) : 1;
+    const bool head = p.in(ParameterGroup::kHead) || p.in(ParameterGroup::kEmbedding);
+    (head ? head_flops : flops_per_token) += 2 * share * static_cast<double>(p.shape.numel());
+    bytes_per_token += share * size;
+  }
+  for (const auto& [dtype, size] : by_dtype)
+    if (size > by_dtype[stored]) stored = dtype;
+}
+
 namespace {
 
-struct Options {
-  ModelFlags model;
-  std::vector<Index> prompt = {512}, generate = {64};
-  int repeat = 5;
-  bool cold = false, json = false;
-};
+using Options = BenchModelOptions;
 
 struct Result {
   std::string test;
@@ -44,44 +60,6 @@ struct Result {
     for (const double r : rates) mean += r / static_cast<double>(rates.size());
     for (const double r : rates) square += (r - mean) * (r - mean);
     return rates.size() > 1 ? std::sqrt(square / static_cast<double>(rates.size() - 1)) : 0;
-  }
-};
-
-std::vector<std::int32_t> random_ids(const ModelConfig& c, Index n) {
-  std::vector<std::int32_t> ids;
-  const Philox rng(1, 2);
-  for (Index i = 0; i < n; ++i)
-    ids.push_back(
-        static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(c.vocab_size))));
-  return ids;
-}
-
-// What the model is made of: multiply-adds per token outside the logits, which a prompt needs once; the weight bytes
-// that one token reads; and how most of the bytes are stored.
-struct Work {
-  double flops_per_token = 0, head_flops = 0, bytes_per_token = 0, bytes = 0;
-  std::int64_t parameters = 0;
-  DType stored = DType::kF32;
-
-  explicit Work(Transformer& model) {
-    const ModelConfig& c = model.config();
-    std::map<DType, double> by_dtype;
-    for (const Parameter& p : parameter_list(c)) {
-      const DType dtype = model.weights().view(p).tensor.dtype();
-      const auto size = static_cast<double>(row_bytes(dtype, p.shape.numel()));
-      parameters += p.shape.numel();
-      bytes += size;
-      by_dtype[dtype] += size;
-      if (p.in(ParameterGroup::kEmbedding) && !c.tie_word_embeddings) continue;
-      const bool routed = p.in(ParameterGroup::kRoutedExperts);
-      const double share =
-          routed ? static_cast<double>(c.experts_per_token()) / static_cast<double>(c.routed_experts()) : 1;
-      const bool head = p.in(ParameterGroup::kHead) || p.in(ParameterGroup::kEmbedding);
-      (head ? head_flops : flops_per_token) += 2 * share * static_cast<double>(p.shape.numel());
-      bytes_per_token += share * size;
-    }
-    for (const auto& [dtype, size] : by_dtype)
-      if (size > by_dtype[stored]) stored = dtype;
   }
 };
 
@@ -217,12 +195,16 @@ class Bench {
   double began_;
   std::shared_ptr<Model> loaded_;
   Transformer& model_;
-  Work work_;
+  ModelWork work_;
   double load_seconds_ = 0, first_token_seconds_ = 0, peak_ = 0, bandwidth_ = 0;
   std::vector<Result> results_;
 };
 
 void run(const Options& o) {
+  if (o.model.path.empty() == o.preset.empty()) throw UsageError("give either --model or --preset");
+  if (o.model.load.device == Device::kCuda) return bench_model_on_gpu(o);
+  if (!o.preset.empty() || o.sequences != std::vector<Index>{1})
+    throw UsageError("--preset and --n-sequences are for --device cuda");
   Bench bench(o);
   bench.run();
   bench.print_results();
@@ -232,9 +214,11 @@ void run(const Options& o) {
 
 void add_bench_model(CLI::App& bench) {
   auto options = std::make_shared<Options>();
+  options->model.load.device = Device::kCpu;
   Options& o = *options;
   CLI::App* command = add_command(bench, "model", "Benchmark prompt processing and generation of a model");
-  o.model.add(*command);
+  o.model.add(*command)->required(false);
+  command->add_option("--preset", o.preset, "Random weights of a known architecture, made on the GPU, instead of a model");
   o.model.add_threads(*command);
   add_flags(*command, o.model.session, {.only = {"cache-dtype"}});
   command->add_option("-p,--n-prompt", o.prompt, "Prompt lengths in tokens; comma-separated (0: none)")
@@ -243,12 +227,17 @@ void add_bench_model(CLI::App& bench) {
   command->add_option("-n,--n-gen", o.generate, "Tokens to generate; comma-separated (0: none)")
       ->delimiter(',')
       ->capture_default_str();
+  command->add_option("-b,--n-sequences", o.sequences, "Sequences to generate at the same time; comma-separated")
+      ->delimiter(',')
+      ->capture_default_str();
   command->add_option("-r,--repetitions", o.repeat, "Timed runs; the median is reported")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_flag("--cold", o.cold, "Evict the model from the page cache first, and time the first token from there");
   command->add_flag("--json", o.json, "Print the results as JSON");
-  command->footer("Example:\n  dsmoe bench model -m MODEL -p 512 -n 64");
+  command->footer(
+      "Examples:\n  dsmoe bench model -m MODEL -p 512 -n 64\n"
+      "  dsmoe bench model --device cuda --preset deepseek-moe-16b --dtype bf16 -p 512,4096 -n 128 -b 1,8,32");
   command->callback([options] { run(*options); });
 }
 

@@ -5,8 +5,10 @@
 
 #include "core/random.h"
 #include "core/threads.h"
+#include "model/families/family.h"
 #include "model/weights.h"
 #include "ops/dispatch.h"
+#include "ops/fill.h"
 
 namespace dsmoe {
 
@@ -48,6 +50,23 @@ ModelWeights random_weights(const ModelConfig& config, std::uint64_t seed, DType
   const std::vector<Parameter> parameters = parameter_list(config);
   for (std::size_t i = 0; i < parameters.size(); ++i)
     w.view(parameters[i]).assign(initial_tensor(config, parameters[i], i, seed, dtype, ctx));
+  return w;
+}
+
+ModelWeights benchmark_weights(const ModelConfig& config, DType dtype, Context& ctx) {
+  config.validate();
+  ModelWeights w = empty_weights(spec_of(config), dtype, ctx.device());
+  std::uint64_t seed = 0;
+  const auto fill = [&](Tensor& t, float mean, float deviation) { ops::fill_normal(ctx, t, mean, deviation, ++seed); };
+  const auto deviation = static_cast<float>(config.initializer_range);
+  for (LayerTensors& l : w.layers)
+    for (Tensor* t : {&l.experts.gate_up(), &l.experts.down()}) fill(*t, 0, deviation);
+  for (const Parameter& p : parameter_list(config)) {
+    if (std::holds_alternative<ExpertPlace>(p.place)) continue;
+    Tensor t = w.view(p).tensor;
+    const bool constant = p.traits.initial == InitialValue::kOnes || p.traits.initial == InitialValue::kZeros;
+    fill(t, p.traits.initial == InitialValue::kOnes ? 1.0f : 0.0f, constant ? 0.0f : deviation);
+  }
   return w;
 }
 

@@ -69,5 +69,7 @@ ModelGradients zero_gradients(const ModelConfig& config);
 Tensor initial_tensor(const ModelConfig& config, const Parameter& parameter, std::size_t number, std::uint64_t seed,
                       DType dtype, Context& ctx);
 ModelWeights random_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, Context& ctx);
+// For benchmarks: random numbers of the right size, made where the Context runs.
+ModelWeights benchmark_weights(const ModelConfig& config, DType dtype, Context& ctx);
 
 }  // namespace dsmoe

@@ -6,6 +6,7 @@
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/experts.h"
+#include "ops/fill.h"
 #include "ops/gate.h"
 #include "ops/linear.h"
 #include "ops/rms_norm.h"
@@ -36,6 +37,7 @@ Path forced_path() { return Path::kAuto; }
 namespace ops::cuda {
 
 std::shared_ptr<const SliceTables> make_tables(Context&, std::span<const Slice>) { not_built(); }
+void fill_normal(Context&, Tensor&, float, float, std::uint64_t) { not_built(); }
 void add(Context&, const Tensor&, Tensor&) { not_built(); }
 void convert(Context&, const Tensor&, Tensor&) { not_built(); }
 void add_bias(Context&, const Tensor&, Tensor&) { not_built(); }

@@ -1,0 +1,200 @@
+// dsmoe bench model --device cuda: prompts and generation of a whole model on a GPU, alone and in batches, with the bound
+// of each: the weights in use and the KV cache read once, or the multiply-adds.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "api/model_impl.h"
+#include "cli/bench.h"
+#include "cli/bench_model.h"
+#include "cli/cuda_machine.h"
+#include "cli/format.h"
+#include "cli/output.h"
+#include "cli/table.h"
+#include "core/device.h"
+#include "core/fail.h"
+#include "ops/cuda/device.h"
+
+namespace dsmoe::cli {
+
+namespace {
+
+constexpr Index kContextBefore = 128;  // tokens in every sequence before it generates
+
+struct Row {
+  std::string test;
+  Index sequences, tokens;      // tokens of all sequences
+  std::vector<double> seconds;  // of a run
+  double bound;                 // tokens per second
+
+  double rate() const { return static_cast<double>(tokens) / median(seconds); }
+};
+
+class GpuBench {
+ public:
+  explicit GpuBench(const BenchModelOptions& o) : o_(o), ctx_(1, Backend::kCuda) {
+    const double began = now_seconds();
+    if (o.preset.empty()) {
+      loaded_ = o.model.open();
+      model_ = loaded_->impl().transformer;
+    } else {
+      const ModelConfig config = ModelConfig::preset(o.preset);
+      model_ =
+          std::make_shared<Transformer>(config, benchmark_weights(config, o.model.load.dtype.value_or(DType::kBF16), ctx_));
+      ctx_.synchronize();
+    }
+    load_seconds_ = now_seconds() - began;
+    cache_ = o.model.session.cache_dtype.value_or(model_->dtype());
+    peak_ = matrix_flops(model_->dtype()).sustained;
+    bandwidth_ = copy_bandwidth();
+  }
+
+  void run() {
+    const ModelWork work(*model_);
+    for (const Index b : o_.sequences) {
+      for (const Index n : o_.prompt)
+        if (n > 0) prompt(work, n, b);
+      for (const Index n : o_.generate)
+        if (n > 0) generate(work, n, b);
+    }
+    o_.json ? print_as_json(work) : print_as_table(work);
+  }
+
+ private:
+  using Sequences = std::vector<KvSequence>;
+
+  Sequences sequences(Index count, Index tokens) {
+    const auto pool = model_->make_kv_pool(count * KvPool::pages_for(tokens) * KvPool::kPageTokens, cache_);
+    Sequences all;
+    for (Index i = 0; i < count; ++i) all.emplace_back(pool);
+    return all;
+  }
+
+  // `tokens` more of every sequence in one pass.
+  Tensor feed(Sequences& all, std::span<const std::int32_t> ids, Index tokens) {
+    ForwardBatch batch;
+    for (std::size_t i = 0; i < all.size(); ++i)
+      batch.add(ctx_, all[i], ids.subspan(i * static_cast<std::size_t>(tokens), static_cast<std::size_t>(tokens)));
+    return model_->logits(ctx_, batch);
+  }
+
+  template <class Setup, class Pass>
+  void measure(Row row, Setup&& setup, Pass&& pass) {
+    for (int i = -1; i < o_.repeat; ++i) {
+      auto state = setup();
+      ctx_.synchronize();
+      const double began = now_seconds();
+      pass(state);
+      ctx_.synchronize();
+      if (i >= 0) row.seconds.push_back(now_seconds() - began);
+    }
+    rows_.push_back(std::move(row));
+  }
+
+  void prompt(const ModelWork& work, Index n, Index b) {
+    const std::vector<std::int32_t> ids = random_ids(model_->config(), n * b);
+    const auto tokens = static_cast<double>(n * b);
+    const double flops = tokens * (work.flops_per_token + attention_flops(n)) + static_cast<double>(b) * work.head_flops;
+    measure(
+        {label("pp", n, b), b, n * b, {}, tokens * peak_ / flops}, [&] { return sequences(b, n); },
+        [&](Sequences& all) { feed(all, ids, n); });
+  }
+
+  void generate(const ModelWork& work, Index n, Index b) {
+    const std::vector<std::int32_t> ids = random_ids(model_->config(), kContextBefore * b);
+    const ModelConfig& c = model_->config();
+    const double share =
+        c.routed_experts() > 0 ? static_cast<double>(c.experts_per_token()) / static_cast<double>(c.routed_experts()) : 0;
+    const double in_use = 1 - std::pow(1 - share, static_cast<double>(b));  // of the routed experts, when all are alike
+    const double bytes = work.bytes_per_token - share * work.routed_bytes + in_use * work.routed_bytes +
+                         static_cast<double>(b) * (kContextBefore + 0.5 * static_cast<double>(n)) * kv_bytes();
+    measure(
+        {label("tg", n, b), b, n * b, {}, static_cast<double>(b) * bandwidth_ / bytes},
+        [&] {
+          Sequences all = sequences(b, kContextBefore + n);
+          feed(all, ids, kContextBefore);
+          return all;
+        },
+        [&](Sequences& all) {
+          for (Index i = 0; i < n; ++i) feed(all, std::span(ids).first(all.size()), 1);
+        });
+  }
+
+  static std::string label(const char* what, Index n, Index b) {
+    return b == 1 ? fmt::format("{}{}", what, n) : fmt::format("{}{} x {}", what, n, b);
+  }
+  // Per token of a prompt: scores and values of half its length on average.
+  double attention_flops(Index n) const {
+    double flops = 0;
+    for (const LayerSpec& layer : model_->spec().layers) {
+      const auto& s = std::get<GqaSpec>(layer.attention);
+      flops += 2.0 * static_cast<double>(s.heads * s.head_dim) * static_cast<double>(n);
+    }
+    return flops;
+  }
+  double kv_bytes() const {
+    double numbers = 0;
+    for (const LayerSpec& layer : model_->spec().layers) {
+      const auto& s = std::get<GqaSpec>(layer.attention);
+      numbers += 2.0 * static_cast<double>(s.kv_heads * s.head_dim);
+    }
+    return numbers * static_cast<double>(size_of(cache_));
+  }
+
+  void print_as_json(const ModelWork& work) const {
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    for (const Row& r : rows_)
+      rows.push_back({{"test", r.test},
+                      {"sequences", r.sequences},
+                      {"tokens_per_second", r.rate()},
+                      {"seconds", median(r.seconds)},
+                      {"bound_tokens_per_second", r.bound},
+                      {"share_of_bound", r.rate() / r.bound}});
+    print_json({{"model", name()},
+                {"device_name", cuda::describe_device()},
+                {"parameters", work.parameters},
+                {"bytes", work.bytes},
+                {"dtype", to_string(work.stored)},
+                {"kv_dtype", to_string(cache_)},
+                {"peak_tflops", peak_ * 1e-12},
+                {"copy_gb_per_second", bandwidth_ * 1e-9},
+                {"load_seconds", load_seconds_},
+                {"peak_bytes", device::usage().peak},
+                {"results", rows}});
+  }
+
+  void print_as_table(const ModelWork& work) const {
+    Table table({"model", "size", "params", "backend", "test", "t/s", "bound t/s", "of bound"});
+    for (const Row& r : rows_)
+      table.row({fmt::format("{} {}", name(), to_string(work.stored)), human_bytes(work.bytes),
+                 human_count(static_cast<double>(work.parameters)), "CUDA", r.test, fmt::format("{:.1f}", r.rate()),
+                 fmt::format("{:.0f}", r.bound), fmt::format("{:.0f}%", 100 * r.rate() / r.bound)});
+    print(table.str());
+    print(
+        fmt::format("\nMedians of {} runs on {}; every sequence generates after {} tokens. Measured in this run: {:.0f} "
+                    "TFLOP/s, {:.0f} GB/s. {} of GPU memory at most.\n",
+                    o_.repeat, cuda::describe_device(), kContextBefore, peak_ * 1e-12, bandwidth_ * 1e-9,
+                    human_bytes(static_cast<double>(device::usage().peak))));
+  }
+  std::string name() const {
+    return o_.preset.empty() ? std::filesystem::path(o_.model.path).lexically_normal().filename().string() : o_.preset;
+  }
+
+  const BenchModelOptions& o_;
+  Context ctx_;
+  std::shared_ptr<Model> loaded_;
+  std::shared_ptr<Transformer> model_;
+  DType cache_ = DType::kBF16;
+  double load_seconds_ = 0, peak_ = 0, bandwidth_ = 0;
+  std::vector<Row> rows_;
+};
+
+}  // namespace
+
+void bench_model_on_gpu(const BenchModelOptions& o) {
+  if (!cuda::available()) fail(ErrorCode::kUnsupported, "{}", cuda::describe_device());
+  GpuBench(o).run();
+}
+
+}  // namespace dsmoe::cli
