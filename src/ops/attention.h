@@ -56,4 +56,9 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor&
                         Tensor& dk, Tensor& dv);
 }  // namespace cpu
 
+namespace cuda {
+void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
+               const Slices& slices, Tensor& out, Tensor* lse);
+}  // namespace cuda
+
 }  // namespace dsmoe::ops

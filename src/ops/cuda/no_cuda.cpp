@@ -1,5 +1,6 @@
 // The CUDA ops of a build without CUDA: the same functions, whose error names the option.
 #include "core/fail.h"
+#include "ops/attention.h"
 #include "ops/cuda/device.h"
 #include "ops/experts.h"
 #include "ops/gate.h"
@@ -29,6 +30,10 @@ Path forced_path() { return Path::kAuto; }
 namespace ops::cuda {
 
 std::shared_ptr<const SliceTables> make_tables(Context&, std::span<const Slice>) { not_built(); }
+void attention(Context&, const AttentionShape&, const Tensor&, const Tensor&, const Tensor&, const Slices&, Tensor&,
+               Tensor*) {
+  not_built();
+}
 Gated gate(Context&, const MoeConfig&, const Tensor&, const Tensor&, const Tensor&, Index, bool) { not_built(); }
 Tensor balance_losses(Context&, const MoeConfig&, const Chosen&, Index) { not_built(); }
 Tensor gate_backward(Context&, const MoeConfig&, const Tensor&, const Tensor&, const GateBackward&, Tensor&) {
