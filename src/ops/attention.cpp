@@ -69,7 +69,8 @@ void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const
   check_slices(kOp, slices, tokens, capacity);
   on_backend(
       ctx, [&] { ref::attention(shape, q, k, v, slices, out, lse); },
-      [&] { cpu::attention(ctx, shape, q, k, v, slices, out, lse); }, not_on_cuda(kOp));
+      [&] { cpu::attention(ctx, shape, q, k, v, slices, out, lse); },
+      [&] { cuda::attention(ctx, shape, q, k, v, slices, out, lse); });
 }
 
 void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,

@@ -58,6 +58,8 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor&
 
 namespace cuda {
 void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache);
+void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
+               const Slices& slices, Tensor& out, Tensor* lse);
 }  // namespace cuda
 
 }  // namespace dsmoe::ops

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "dsmoe/moe.h"
+#include "ops/attention.h"
 #include "ops/cuda/device.h"
 #include "ops/experts.h"
 #include "support/expect_error.h"
@@ -46,6 +47,10 @@ TEST(NoCuda, OpsNameTheOption) {
   EXPECT_TRUE(names_the_option([&] { ops::cuda::experts_down_backward(ctx, w.experts, plan, x, {}); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::experts_weight_backward(ctx, plan, x, x, d, grads, true); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::experts_gate_up_backward(ctx, w.experts, plan, d, x); }));
+  const std::vector<ops::Slice> slices(1);
+  Tensor to = Tensor::zeros(DType::kF32, {3, 8});
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::make_tables(ctx, slices); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::attention(ctx, {1, 1, 8, 1.0f}, x, x, x, slices, to, nullptr); }));
 }
 
 // A GPU's tensor on a CPU's context is refused before anyone follows its address.

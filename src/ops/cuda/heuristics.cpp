@@ -79,4 +79,13 @@ int gate_slice(Index tokens) {
 // number hides that round trip anyway.
 bool combines_early(const DeviceInfo& device, Index blocks) { return blocks <= 2 * device.multiprocessors; }
 
+// Two tiles of 128 keys and values of 128 numbers take 128 KiB, which data-centre devices have and consumer cards have not.
+// Path kMma takes one, so that tests see both.
+AttentionKernels attention_kernels(const DeviceInfo& device, DType dtype, Index head_dim, Path wanted) {
+  const bool mma = dtype == DType::kBF16 && (head_dim == 64 || head_dim == 128) && device.major >= 8;
+  if (!mma || wanted == Path::kPlain) return {};
+  const bool large = device.major == 9 || device.major == 10 || (device.major == 8 && device.minor == 0);
+  return {true, wanted != Path::kMma && (large || head_dim == 64) ? 2 : 1};
+}
+
 }  // namespace dsmoe::cuda

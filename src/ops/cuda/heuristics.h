@@ -40,4 +40,14 @@ inline int gate_slices(Index tokens) { return static_cast<int>((tokens + gate_sl
 // Whether combine() looks up a token's rows before the rows themselves are there.
 bool combines_early(const DeviceInfo& device, Index blocks);
 
+// Attention: on tensor cores, or the plain kernel (f32, other head sizes, older devices); and how many tiles of keys and
+// values the prompt kernel has in shared memory.
+struct AttentionKernels {
+  bool mma = false;
+  int stages = 0;
+};
+AttentionKernels attention_kernels(const DeviceInfo& device, DType dtype, Index head_dim, Path wanted);
+inline constexpr int kPromptRows = 128;  // queries of one block of the prompt kernel
+inline constexpr int kDecodeRows = 16;   // slices of up to so many rows are split over their keys instead
+
 }  // namespace dsmoe::cuda

@@ -50,6 +50,10 @@ void rope_angles(Context&, const Rope&, const Slices&, RopeAngles&) { not_built(
 void apply_rope(Context&, Tensor&, const RopeAngles&, bool) { not_built(); }
 Gated gated(Context&, const MoeConfig&, const Chosen&, Index, DType) { not_built(); }
 Plan plan_of_one(Context&, Index) { not_built(); }
+void attention(Context&, const AttentionShape&, const Tensor&, const Tensor&, const Tensor&, const Slices&, Tensor&,
+               Tensor*) {
+  not_built();
+}
 Gated gate(Context&, const MoeConfig&, const Tensor&, const Tensor&, const Tensor&, Index, bool) { not_built(); }
 Tensor balance_losses(Context&, const MoeConfig&, const Chosen&, Index) { not_built(); }
 Tensor gate_backward(Context&, const MoeConfig&, const Tensor&, const Tensor&, const GateBackward&, Tensor&) {

@@ -98,7 +98,23 @@ __device__ __forceinline__ void tma_load_all(std::uint32_t dst, const CUtensorMa
 }
 // 16 bytes; the last 16 - bytes of them are zeros.
 __device__ __forceinline__ void cp_async_16(std::uint32_t dst, const void* src, std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
+#else
+  __trap();  // no kernel that older devices run comes here
+#endif
+}
+__device__ __forceinline__ void cp_async_commit() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Waits until at most kPending of this thread's newest groups are under way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
 }
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -163,8 +179,21 @@ __device__ __forceinline__ void store_if(bool condition, void* to, const std::ui
                  : "memory");
 }
 
-// ---- 8x8 matrices of 16-bit elements between registers and shared memory, transposed on the way
+// ---- 8x8 matrices of 16-bit elements between registers and shared memory
 
+// Four of them; lane 8 i + r gives the address of row r of matrix i.
+__device__ __forceinline__ void ldmatrix(std::uint32_t (&v)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_trans(std::uint32_t (&v)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(address)
+               : "memory");
+}
 __device__ __forceinline__ void stmatrix_trans(std::uint32_t address, std::uint32_t a) {
   asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(a) : "memory");
 }
@@ -177,6 +206,13 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
 }
 __device__ __forceinline__ float2 unpack(std::uint32_t v) {
   return {__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)};
+}
+
+// 2^x by the special function unit: 1 for 0, 0 for -infinity; relative error about 2^-22.
+__device__ __forceinline__ float exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // ---- mma.sync, for the kernels of every device from sm_80 on

@@ -1,11 +1,13 @@
 #include "ops/cuda/slices.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "core/device.h"
 #include "core/fail.h"
+#include "ops/cuda/heuristics.h"
 
 namespace dsmoe::ops::cuda {
 
@@ -32,6 +34,53 @@ class Packer {
   std::vector<std::int32_t> data_;
 };
 
+// The work lists of attention, flattened.
+struct WorkLists {
+  std::vector<std::int32_t> prompt_blocks, decode_items, merge_rows;
+  Index partial_rows = 0, decode_rows = 0;
+};
+
+Index key_tiles(Index length) { return (length + kKeyTile - 1) / kKeyTile; }
+
+void add_decode_items(const Slice& s, Index slice, WorkLists& to) {
+  const Index tiles = key_tiles(s.length());
+  for (Index tile = 0; tile < tiles; ++tile)
+    for (const Index value : {slice, tile, to.partial_rows + tile * s.rows, Index{0}})
+      to.decode_items.push_back(narrow(value));
+  for (Index i = 0; i < s.rows; ++i)
+    for (const Index value : {s.first_row + i, to.partial_rows + i, s.rows, key_tiles(s.first_position + i + 1)})
+      to.merge_rows.push_back(narrow(value));
+  to.partial_rows += tiles * s.rows;
+  to.decode_rows = std::max(to.decode_rows, s.rows);
+}
+
+WorkLists attention_work(std::span<const Slice> slices) {
+  struct Block {
+    Index slice, first_row, tiles;
+  };
+  std::vector<Block> blocks;
+  WorkLists work;
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    const Slice& s = slices[i];
+    if (s.rows == 0 || s.tiles.empty()) continue;  // without tiles: for other ops only
+    if (s.rows <= dsmoe::cuda::kDecodeRows) {
+      add_decode_items(s, static_cast<Index>(i), work);
+      continue;
+    }
+    for (Index row = 0; row < s.rows; row += dsmoe::cuda::kPromptRows) {
+      const Index end = std::min(row + dsmoe::cuda::kPromptRows, s.rows);
+      blocks.push_back({static_cast<Index>(i), row, key_tiles(s.first_position + end)});
+    }
+  }
+  // The last blocks to start should be short ones.
+  std::stable_sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) { return a.tiles > b.tiles; });
+  for (const Block& b : blocks) {
+    work.prompt_blocks.push_back(narrow(b.slice));
+    work.prompt_blocks.push_back(narrow(b.first_row));
+  }
+  return work;
+}
+
 }  // namespace
 
 std::shared_ptr<const SliceTables> make_tables(Context& ctx, std::span<const Slice> slices) {
@@ -55,6 +104,13 @@ std::shared_ptr<const SliceTables> make_tables(Context& ctx, std::span<const Sli
   Packer packer;
   const std::size_t at_position = packer.add(position), at_slice = packer.add(slice), at_cache_row = packer.add(cache_row);
   const std::size_t at_entries = packer.add(entries), at_tiles = packer.add(tiles);
+  const WorkLists work = attention_work(slices);
+  const std::size_t at_prompt = packer.add(work.prompt_blocks), at_decode = packer.add(work.decode_items);
+  const std::size_t at_merge = packer.add(work.merge_rows);
+  const AttentionWork::Counts counts{narrow(static_cast<Index>(work.prompt_blocks.size() / 2)),
+                                     narrow(static_cast<Index>(work.decode_items.size() / 4)),
+                                     narrow(static_cast<Index>(work.merge_rows.size() / 4)), 0};
+  const std::size_t at_counts = packer.add({counts.prompt_blocks, counts.decode_items, counts.merge_rows, 0});
 
   auto t = std::make_shared<SliceTables>();
   t->block = ctx.place(Tensor::view_of(packer.data()));
@@ -66,6 +122,15 @@ std::shared_ptr<const SliceTables> make_tables(Context& ctx, std::span<const Sli
   t->cache_row = base + at_cache_row;
   t->entries = reinterpret_cast<const SliceTables::Entry*>(base + at_entries);
   t->tiles = base + at_tiles;
+  t->work = {t->entries,
+             t->tiles,
+             reinterpret_cast<const AttentionWork::PromptBlock*>(base + at_prompt),
+             reinterpret_cast<const AttentionWork::DecodeItem*>(base + at_decode),
+             reinterpret_cast<const AttentionWork::MergeRow*>(base + at_merge),
+             reinterpret_cast<const AttentionWork::Counts*>(base + at_counts)};
+  t->counts = counts;
+  t->partial_rows = narrow(work.partial_rows);
+  t->decode_rows = narrow(work.decode_rows);
   return t;
 }
 

@@ -7,11 +7,44 @@
 
 namespace dsmoe::ops::cuda {
 
-struct SliceTables {
-  struct alignas(16) Entry {
-    std::int32_t first_row, rows, first_position;
-    std::int32_t first_tile;  // its tiles begin here in `tiles`
+// Keys that a GPU's attention takes at a time, at positions [i * kKeyTile, (i + 1) * kKeyTile): part of the rule that fixes
+// a query's bits (attention_tile.cuh). A tile of the cache holds two.
+inline constexpr int kKeyTile = 128;
+static_assert(kAttentionTile % kKeyTile == 0);
+
+struct alignas(16) SliceEntry {
+  std::int32_t first_row, rows, first_position;
+  std::int32_t first_tile;  // its tiles begin here in `tiles`
+};
+
+// What the blocks of attention's kernels work on. Slices of many rows are cut into blocks of queries; those of few rows are
+// cut into key tiles, whose partial results are merged afterwards.
+struct AttentionWork {
+  struct alignas(8) PromptBlock {
+    std::int32_t slice, first_row;  // of the slice
   };
+  struct alignas(16) DecodeItem {
+    std::int32_t slice, tile;
+    std::int32_t partial;  // partial results of its rows begin here
+    std::int32_t unused;
+  };
+  struct alignas(16) MergeRow {
+    std::int32_t row;                     // of the batch
+    std::int32_t partial, stride, tiles;  // its partial results, in the order of the tiles
+  };
+  struct alignas(16) Counts {
+    std::int32_t prompt_blocks, decode_items, merge_rows, unused;
+  };
+  const SliceEntry* entries = nullptr;
+  const std::int32_t* tiles = nullptr;
+  const PromptBlock* prompt_blocks = nullptr;  // most keys first
+  const DecodeItem* decode_items = nullptr;
+  const MergeRow* merge_rows = nullptr;
+  const Counts* counts = nullptr;  // in GPU memory, too: grids may be larger than the lists
+};
+
+struct SliceTables {
+  using Entry = SliceEntry;
 
   Tensor block;  // holds all of it
   int rows = 0, slices = 0;
@@ -20,6 +53,10 @@ struct SliceTables {
   const std::int32_t* cache_row = nullptr;  // [rows] where its key and value are stored
   const Entry* entries = nullptr;           // [slices]
   const std::int32_t* tiles = nullptr;      // the first cache row of every tile of every slice
+
+  AttentionWork work;
+  AttentionWork::Counts counts{};         // of the lists of `work`
+  int partial_rows = 0, decode_rows = 0;  // of all decode items; of the largest slice that has them
 };
 
 }  // namespace dsmoe::ops::cuda

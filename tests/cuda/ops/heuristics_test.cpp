@@ -56,5 +56,23 @@ TEST(Heuristics, SlicesCoverAllTokens) {
   }
 }
 
+TEST(Heuristics, AttentionOnTensorCoresWhereItFits) {
+  constexpr DeviceInfo kAda{128, 8, 9}, kAmpere{108, 8, 0};
+  const auto stages = [](const DeviceInfo& device, Index head_dim, Path wanted) {
+    const AttentionKernels use = attention_kernels(device, DType::kBF16, head_dim, wanted);
+    EXPECT_EQ(use.mma, use.stages > 0);
+    return use.stages;
+  };
+  EXPECT_EQ(stages(kHopper, 128, Path::kAuto), 2);
+  EXPECT_EQ(stages(kAmpere, 128, Path::kAuto), 2);
+  EXPECT_EQ(stages(kAda, 128, Path::kAuto), 1) << "a block has 99 KiB";
+  EXPECT_EQ(stages(kAda, 64, Path::kAuto), 2);
+  EXPECT_EQ(stages(kHopper, 128, Path::kMma), 1);
+  EXPECT_EQ(stages(kHopper, 128, Path::kPlain), 0);
+  EXPECT_EQ(stages(kHopper, 40, Path::kAuto), 0);
+  EXPECT_EQ(stages(kTuring, 128, Path::kAuto), 0);
+  EXPECT_FALSE(attention_kernels(kHopper, DType::kF32, 128, Path::kAuto).mma);
+}
+
 }  // namespace
 }  // namespace dsmoe::cuda

@@ -1,0 +1,35 @@
+// Launchers of attention's kernels. Pointers are device pointers; work lists are in GPU memory, and grids may be larger.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "dsmoe/dtype.h"
+#include "ops/cuda/slices.h"
+
+namespace dsmoe::cuda {
+
+struct AttentionArgs {
+  const void *q, *k, *v;  // [T, H * head_dim], [tokens, KVH * head_dim] twice
+  void* out;              // [T, H * head_dim]
+  float* lse;             // [H, T] or null
+  int heads, kv_heads, head_dim, rows;
+  float scale;
+  float to_log2;  // scale * log2(e)
+  ops::cuda::AttentionWork work;
+};
+
+// What a tile of keys gives for rows that are merged later.
+struct AttentionPartial {
+  float* out;      // [partial rows, H, head_dim]
+  float2* weight;  // [partial rows, H]: the largest score and the sum
+};
+
+// bf16, head_dim 64 or 128. `stages`: tiles of keys and values in shared memory, 1 or 2.
+void attention_prompt(const AttentionArgs& args, int blocks, int stages, cudaStream_t stream);
+// Slices of up to `rows` rows: partial results of `items` tiles, and their sum for `merge_rows` rows.
+void attention_decode(const AttentionArgs& args, int items, int rows, const AttentionPartial& partial, cudaStream_t stream);
+void attention_merge(const AttentionArgs& args, int merge_rows, const AttentionPartial& partial, cudaStream_t stream);
+// f32 or bf16, any head_dim.
+void attention_plain(const AttentionArgs& args, int slices, const std::int32_t* position, DType dtype, cudaStream_t stream);
+
+}  // namespace dsmoe::cuda

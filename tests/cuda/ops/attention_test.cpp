@@ -1,0 +1,303 @@
+// Attention on a GPU against ops/ref, and the promise that a query's bits depend on its own keys and values alone.
+#include "ops/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "cuda/gpu_test.h"
+#include "support/expect_error.h"
+#include "support/random_tensor.h"
+#include "support/tolerance.h"
+
+namespace dsmoe::test {
+namespace {
+
+using cuda::Path;
+using ops::AttentionShape;
+using ops::kAttentionTile;
+
+AttentionShape shape_of(Index heads, Index kv_heads, Index dim) {
+  return {heads, kv_heads, dim, 1 / std::sqrt(static_cast<float>(dim))};
+}
+
+// Queries, keys and values of a whole text.
+struct Text {
+  Tensor q, k, v;
+  Text(DType type, const AttentionShape& s, Index length, std::uint64_t seed)
+      : q(random_tensor(type, {length, s.heads * s.head_dim}, seed)),
+        k(random_tensor(type, {length, s.kv_heads * s.head_dim}, seed + 1)),
+        v(random_tensor(type, {length, s.kv_heads * s.head_dim}, seed + 2)) {}
+};
+
+// Tokens [first, last) of a text, whose earlier tokens are in the cache.
+struct Part {
+  const Text* text;
+  Index first, last;
+};
+
+void copy_rows(const Tensor& from, Index first, Index count, Tensor& to, Index at) {
+  if (count == 0) return;
+  const Tensor rows = from.rows(first, first + count);
+  std::memcpy(to.rows(at, at + count).raw_mutable(), rows.raw(), rows.bytes());
+}
+
+// A batch of parts whose pages lie in the cache in random order. Rows of the cache that no part has are NaN.
+struct Batch {
+  AttentionShape shape;
+  Tensor q, k, v;
+  std::vector<std::vector<Index>> pages;
+  std::vector<ops::Slice> slices;
+
+  Batch(const AttentionShape& s, const std::vector<Part>& parts, Draw& draw) : shape(s) {
+    Index rows = 0, count = 0;
+    for (const Part& p : parts) rows += p.last - p.first, count += ops::Slice::tiles_of(p.last);
+    std::vector<Index> places(static_cast<std::size_t>(count + 1));
+    std::iota(places.begin(), places.end(), 0);
+    for (std::size_t i = places.size(); i > 1; --i)
+      std::swap(places[i - 1], places[static_cast<std::size_t>(draw(static_cast<Index>(i)))]);
+    const DType type = parts.front().text->q.dtype();
+    Tensor nothing(DType::kF32, {(count + 1) * kAttentionTile, s.kv_heads * s.head_dim});
+    std::fill_n(nothing.data<float>(), nothing.numel(), NAN);
+    q = Tensor(type, {rows, s.heads * s.head_dim}), k = nothing.to(type).clone(), v = nothing.to(type).clone();
+    rows = 0;
+    for (const Part& p : parts) {
+      std::vector<Index>& own = pages.emplace_back();
+      for (Index at = 0; at < p.last; at += kAttentionTile) {
+        own.push_back(places.back() * kAttentionTile);
+        places.pop_back();
+        copy_rows(p.text->k, at, std::min(kAttentionTile, p.last - at), k, own.back());
+        copy_rows(p.text->v, at, std::min(kAttentionTile, p.last - at), v, own.back());
+      }
+      copy_rows(p.text->q, p.first, p.last - p.first, q, rows);
+      slices.push_back({rows, p.last - p.first, p.first, {}});
+      rows += p.last - p.first;
+    }
+    for (std::size_t i = 0; i < slices.size(); ++i) slices[i].tiles = pages[i];
+  }
+
+  struct Result {
+    Tensor out, lse;
+  };
+  Result run(Context& ctx) const {
+    Tensor out = ctx.empty(q.dtype(), q.shape()), lse = ctx.empty(DType::kF32, {shape.heads, q.dim(0)});
+    if (ctx.backend() == Backend::kCuda)  // what is not written is seen
+      for (Tensor* t : {&out, &lse}) *t = ctx.place(nan_like(*t));
+    ops::attention(ctx, shape, ctx.place(q), ctx.place(k), ctx.place(v), ops::placed(ctx, slices), out, &lse);
+    return {ctx.fetch(out), ctx.fetch(lse)};
+  }
+  static Tensor nan_like(const Tensor& t) {
+    Tensor nan(t.dtype(), t.shape());
+    if (nan.bytes() > 0) std::memset(nan.raw_mutable(), 0xff, nan.bytes());
+    return nan;
+  }
+};
+
+// Rows [first, first + rows) of a have the bits of those from `other` on of b.
+::testing::AssertionResult same_rows(const Batch::Result& a, Index first, Index rows, const Batch::Result& b, Index other) {
+  if (rows == 0) return ::testing::AssertionSuccess();
+  const auto out = same_bits(a.out.rows(first, first + rows), b.out.rows(other, other + rows));
+  if (!out) return out;
+  for (Index h = 0; h < a.lse.dim(0); ++h)
+    for (Index i = 0; i < rows; ++i) {
+      const float x = a.lse.data<float>()[h * a.lse.dim(1) + first + i];
+      const float y = b.lse.data<float>()[h * b.lse.dim(1) + other + i];
+      if (!(x == y)) return ::testing::AssertionFailure() << "lse of head " << h << ", row " << i << ": " << x << ", " << y;
+    }
+  return ::testing::AssertionSuccess();
+}
+
+class CudaAttention : public GpuTest {
+ protected:
+  Batch::Result run(const AttentionShape& s, const std::vector<Part>& parts) { return Batch(s, parts, draw_).run(ctx()); }
+  Draw draw_{71};
+};
+
+// Groups of 1, 2 and 8 heads; the sizes that tensor cores take, and another.
+AttentionShape random_shape(Draw& draw) {
+  const Index kv_heads = draw.between(1, 3), groups[] = {1, 2, 8}, dims[] = {64, 128, 40};
+  return shape_of(kv_heads * groups[draw(3)], kv_heads, dims[draw(3)]);
+}
+
+TEST_F(CudaAttention, MatchesReference) {
+  Context ref(1, Backend::kRef);
+  for (std::uint64_t round = 0; round < 24; ++round) {
+    const DType type = round % 4 ? DType::kBF16 : DType::kF32;
+    const AttentionShape shape = random_shape(draw_);
+    std::vector<Text> texts;
+    std::vector<Part> parts;
+    Index longest = 0;
+    for (Index i = 0, n = draw_.between(1, 4); i < n; ++i) {
+      const Index before = draw_(3) ? draw_.between(0, 400) : 0,
+                  count = draw_(2) ? draw_.between(0, 16) : draw_.between(17, 200);
+      texts.emplace_back(type, shape, before + count, 100 * round + 10 * static_cast<std::uint64_t>(i));
+      parts.push_back({nullptr, before, before + count});
+      longest = std::max(longest, before + count);
+    }
+    for (std::size_t i = 0; i < parts.size(); ++i) parts[i].text = &texts[i];
+    const Batch batch(shape, parts, draw_);
+    const auto want = batch.run(ref);
+    for (const Path path : {Path::kAuto, Path::kMma, Path::kPlain}) {
+      if (type == DType::kF32 && path != Path::kAuto) continue;
+      const Forced forced(path);
+      const auto got = batch.run(ctx());
+      // Scores, sums over keys, and weights that are rounded to storage as well as the result.
+      const Index length = shape.head_dim + longest;
+      EXPECT_TRUE(close(got.out, want.out, 2 * limit(type, length)))
+          << shape.heads << "/" << shape.kv_heads << " x " << shape.head_dim << " " << to_string(type) << " "
+          << cuda::to_string(path);
+      // The sum of rounded weights.
+      EXPECT_TRUE(close(got.lse, want.lse, limit(type, length)));
+    }
+  }
+}
+
+// Up to 16 rows are split over their keys, more are blocks of 128 queries: chunks of all sizes mix both.
+TEST_F(CudaAttention, OneGoChunksAndTokensGiveTheSameBits) {
+  constexpr Index kLength = 700;
+  for (const Index dim : {64, 128, 40})
+    for (const Index group : {1, 2, 8}) {
+      const AttentionShape shape = shape_of(group * (group == 1 ? 3 : 1), group == 1 ? 3 : 1, dim);
+      const Text text(DType::kBF16, shape, kLength, 5);
+      for (const Path path : {Path::kAuto, Path::kMma, Path::kPlain}) {
+        SCOPED_TRACE(::testing::Message() << "head_dim " << dim << ", groups of " << group << ", "
+                                          << cuda::to_string(path));
+        const Forced forced(path);
+        const auto want = run(shape, {{&text, 0, kLength}});
+        for (Index first = 0, last; first < kLength; first = last) {
+          last = std::min(kLength, first + draw_.between(1, draw_(2) ? 20 : 300));
+          const auto got = run(shape, {{&text, first, last}});
+          ASSERT_TRUE(same_rows(got, 0, last - first, want, first)) << first << " to " << last;
+        }
+        std::vector<Part> tokens;  // each beside all others
+        for (Index t = 0; t < kLength; t += t % 64 < 3 || t % 64 > 60 ? 1 : 7) tokens.push_back({&text, t, t + 1});
+        const auto got = run(shape, tokens);
+        for (std::size_t i = 0; i < tokens.size(); ++i)
+          ASSERT_TRUE(same_rows(got, static_cast<Index>(i), 1, want, tokens[i].first)) << "token " << tokens[i].first;
+      }
+    }
+}
+
+TEST_F(CudaAttention, LengthsAroundTheEdgesOfTiles) {
+  for (const DType type : {DType::kBF16, DType::kF32})
+    for (const Index dim : {64, 128}) {
+      const AttentionShape shape = shape_of(4, 2, dim);
+      const Text text(type, shape, 1000, 6);
+      const auto want = run(shape, {{&text, 0, 1000}});
+      for (const Index length : {1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000}) {
+        const auto whole = run(shape, {{&text, 0, length}}), last = run(shape, {{&text, length - 1, length}});
+        EXPECT_TRUE(same_rows(whole, 0, length, want, 0)) << length;
+        EXPECT_TRUE(same_rows(last, 0, 1, want, length - 1)) << length;
+      }
+    }
+}
+
+TEST_F(CudaAttention, ABatchHasTheBitsOfEachSequenceAlone) {
+  for (std::uint64_t round = 0; round < 10; ++round) {
+    const AttentionShape shape = random_shape(draw_);
+    const DType type = round % 5 ? DType::kBF16 : DType::kF32;
+    std::vector<Text> texts;
+    for (std::uint64_t i = 0; i < 3; ++i) texts.emplace_back(type, shape, 600, 100 * round + 10 * i);
+    std::vector<Part> parts;
+    for (Index i = 0, n = draw_.between(2, 12); i < n; ++i) {
+      const Index first = draw_.between(0, 599),
+                  last = std::min<Index>(600, first + (draw_(2) ? 1 : draw_.between(0, 300)));
+      parts.push_back({&texts[static_cast<std::size_t>(draw_(3))], first, last});
+    }
+    const auto got = run(shape, parts);
+    Index row = 0;
+    for (const Part& p : parts) {
+      const auto alone = run(shape, {p});
+      EXPECT_TRUE(same_rows(got, row, p.last - p.first, alone, 0)) << p.first << " to " << p.last;
+      row += p.last - p.first;
+    }
+  }
+}
+
+// Blocks of the prompt kernel may hold one or two tiles; neither changes a bit.
+TEST_F(CudaAttention, StagesGiveTheSameBits) {
+  for (const Index dim : {64, 128}) {
+    const AttentionShape shape = shape_of(2, 1, dim);
+    const Text text(DType::kBF16, shape, 900, 8);
+    const auto want = run(shape, {{&text, 0, 900}});
+    const Forced forced(Path::kMma);
+    EXPECT_TRUE(same_rows(run(shape, {{&text, 0, 900}}), 0, 900, want, 0));
+  }
+}
+
+// Negative control: without positions in the keys, attention does not know the order of pages that it sees entirely, but
+// their sums have another order then, which f32 shows; and a wrong page is another result.
+TEST_F(CudaAttention, TheWrongPageIsSeen) {
+  for (const DType type : {DType::kF32, DType::kBF16})
+    for (const Index tokens : {1, 100}) {
+      const AttentionShape shape = shape_of(4, 2, 64);
+      const Text text(type, shape, 768 + tokens, 5);
+      Batch batch(shape, {{&text, 768, 768 + tokens}}, draw_);
+      const auto want = batch.run(ctx());
+      std::swap(batch.pages[0][0], batch.pages[0][2]);
+      const auto swapped = batch.run(ctx());
+      EXPECT_TRUE(close(swapped.out, want.out, limit(type, 768 + tokens)));
+      if (type == DType::kF32) {
+        EXPECT_FALSE(same_bits(swapped.out, want.out));
+      }
+      batch.pages[0][1] = batch.pages[0][0];
+      EXPECT_FALSE(close(batch.run(ctx()).out, want.out, 0.05));
+    }
+}
+
+// The largest score by far lies in the first tile, in a later one, or is the query's own.
+TEST_F(CudaAttention, HugeScoresPickOneKey) {
+  const AttentionShape shape = shape_of(1, 1, 64);
+  for (const DType type : {DType::kF32, DType::kBF16})
+    for (const Index best : {0, 100, 300, 520}) {
+      Text text(type, shape, 521, 1);
+      Tensor q = Tensor::zeros(DType::kF32, {521, 64}), k = Tensor::zeros(DType::kF32, {521, 64});
+      for (Index t = 0; t < 521; ++t) {
+        q.data<float>()[64 * t] = 1e15f;
+        k.data<float>()[64 * t] = t == best ? 1e15f : t % 2 ? -1e15f : 5e14f;
+      }
+      text.q = q.to(type), text.k = k.to(type);
+      for (const Index first : {520, 400}) {  // both kernels
+        const auto got = run(shape, {{&text, first, 521}});
+        EXPECT_TRUE(same_bits(got.out.rows(520 - first, 521 - first), text.v.rows(best, best + 1))) << best;
+      }
+    }
+}
+
+TEST_F(CudaAttention, NanStaysInItsRow) {
+  for (const DType type : {DType::kF32, DType::kBF16}) {
+    const AttentionShape shape = shape_of(2, 1, 64);
+    Text text(type, shape, 300, 2);
+    const auto want = run(shape, {{&text, 0, 300}});
+    Tensor q = text.q.to(DType::kF32).clone();
+    q.data<float>()[299 * 128 + 1] = NAN;  // of head 0
+    text.q = q.to(type);
+    for (const Index first : {0, 299, 290}) {
+      const auto got = run(shape, {{&text, first, 300}});
+      for (Index i = 0; i < 128; ++i) EXPECT_EQ(std::isnan(value(got.out, (299 - first) * 128 + i)), i < 64) << i;
+      EXPECT_TRUE(same_rows(got, 0, 299 - first, want, first));
+    }
+  }
+}
+
+TEST_F(CudaAttention, NoTokens) {
+  const AttentionShape shape = shape_of(2, 1, 64);
+  const Text text(DType::kBF16, shape, 3, 1);
+  EXPECT_EQ(run(shape, {{&text, 3, 3}}).out.numel(), 0);
+  const auto got = run(shape, {{&text, 3, 3}, {&text, 0, 3}, {&text, 2, 2}}), want = run(shape, {{&text, 0, 3}});
+  EXPECT_TRUE(same_rows(got, 0, 3, want, 0));
+}
+
+TEST_F(CudaAttention, SlicesMustBeOnTheGpu) {
+  const AttentionShape shape = shape_of(1, 1, 64);
+  const Text text(DType::kBF16, shape, 3, 1);
+  const Batch batch(shape, {{&text, 0, 3}}, draw_);
+  Tensor out = ctx().empty(DType::kBF16, batch.q.shape());
+  const Tensor q = ctx().place(batch.q), k = ctx().place(batch.k), v = ctx().place(batch.v);
+  EXPECT_TRUE(testing::throws_error([&] { ops::attention(ctx(), shape, q, k, v, batch.slices, out); }, {"placed()"}));
+}
+
+}  // namespace
+}  // namespace dsmoe::test
