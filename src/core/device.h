@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 
 #include "dsmoe/tensor.h"
@@ -39,6 +40,12 @@ void copy(void* to, Device to_device, const void* from, Device from_device, std:
 void copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
                std::size_t rows, Stream stream);
 void fill_bytes(void* data, int value, std::size_t bytes, Stream stream);
+
+// What `work` launches on the stream, kept to be launched again and again with the same arguments. Nothing runs yet. Memory
+// that is allocated meanwhile belongs to the graph, and goes with it.
+class Graph;
+std::shared_ptr<Graph> capture(Stream stream, const std::function<void()>& work);
+void launch(const Graph& graph, Stream stream);
 
 Stream default_stream();  // the library's own, one per device
 void wait(Stream stream);

@@ -5,6 +5,7 @@
 #include <bit>
 #include <map>
 #include <mutex>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -65,9 +66,19 @@ class Blocks {
     kept.erase(found);
     return block;
   }
-  void keep(const Owner& owner, const Block& block) {
+  void keep(Owner owner, const Block& block) {
     const std::lock_guard lock(mutex_);
+    if (gone_.contains(std::get<2>(owner))) std::get<2>(owner) = 0;
     free_[owner].emplace(block.size, block.memory);
+  }
+  // A captured graph is gone: its memory is like any other of its stream, after whose work it is used again.
+  void end_capture(int device, Stream stream, unsigned long long capture) {
+    const std::lock_guard lock(mutex_);
+    gone_.insert(capture);
+    const auto found = free_.find({device, stream, capture});
+    if (found == free_.end()) return;
+    free_[{device, stream, 0}].merge(found->second);
+    free_.erase({device, stream, capture});
   }
   // Frees the blocks that no captured graph may still use. cudaFree waits for work that uses them.
   void release(int device) {
@@ -91,6 +102,7 @@ class Blocks {
   std::mutex mutex_;
   std::map<Owner, std::multimap<std::size_t, void*>> free_;
   std::map<int, Usage> usage_;
+  std::set<unsigned long long> gone_;  // captures
 };
 
 // Never destroyed: tensors in static storage may be released after everything else.
@@ -184,6 +196,46 @@ void copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t fro
 void fill_bytes(void* data, int value, std::size_t bytes, Stream stream) {
   check_cuda(cudaMemsetAsync(data, value, bytes, stream), "fill");
 }
+
+class Graph {
+ public:
+  Graph(Stream stream, const std::function<void()>& work) : device_(current_device()), stream_(stream) {
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    capture_ = capture_of(stream);
+    cudaGraph_t graph = nullptr;
+    try {
+      work();
+    } catch (...) {
+      cudaStreamEndCapture(stream, &graph);
+      if (graph) cudaGraphDestroy(graph);
+      cudaGetLastError();
+      blocks().end_capture(device_, stream_, capture_);
+      throw;
+    }
+    check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
+    const cudaError_t error = cudaGraphInstantiate(&exec_, graph, 0);
+    cudaGraphDestroy(graph);
+    check_cuda(error, "graph");
+  }
+  ~Graph() {
+    if (exec_) cudaGraphExecDestroy(exec_);
+    blocks().end_capture(device_, stream_, capture_);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  void launch(Stream stream) const { check_cuda(cudaGraphLaunch(exec_, stream), "graph launch"); }
+
+ private:
+  int device_;
+  Stream stream_;
+  unsigned long long capture_ = 0;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+std::shared_ptr<Graph> capture(Stream stream, const std::function<void()>& work) {
+  return std::make_shared<Graph>(stream, work);
+}
+void launch(const Graph& graph, Stream stream) { graph.launch(stream); }
 
 Stream default_stream() {
   static std::mutex mutex;

@@ -20,6 +20,8 @@ void copy(void*, Device, const void*, Device, std::size_t, Stream) { not_built()
 void copy_rows(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, Stream) { not_built(); }
 Memory memory() { not_built(); }
 void fill_bytes(void*, int, std::size_t, Stream) { not_built(); }
+std::shared_ptr<Graph> capture(Stream, const std::function<void()>&) { not_built(); }
+void launch(const Graph&, Stream) { not_built(); }
 Stream default_stream() { not_built(); }
 void wait(Stream) { not_built(); }
 bool capturing(Stream) { return false; }

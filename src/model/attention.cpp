@@ -56,14 +56,13 @@ Index kept_bytes(const GqaSpec& s, Index, Index element) {
 Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
                          const Tensor& h, AttentionSaved* saved) {
   std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
-  ops::apply_rope(ctx, qkv[0], pass.rope);
-  ops::apply_rope(ctx, qkv[1], pass.rope);
-
   Tensor k = qkv[1], v = qkv[2];
   if (KvPool* const pool = pass.batch.pool()) {
     k = pool->k(layer), v = pool->v(layer);
-    ops::store_rows(ctx, qkv[1], pass.slices, k);
-    ops::store_rows(ctx, qkv[2], pass.slices, v);
+    ops::rotate_and_store(ctx, qkv[0], qkv[1], qkv[2], pass.rope, pass.slices, k, v);
+  } else {
+    ops::apply_rope(ctx, qkv[0], pass.rope);
+    ops::apply_rope(ctx, qkv[1], pass.rope);
   }
   const Tensor q = ops::converted(ctx, qkv[0], k.dtype());  // attention is computed in the dtype of the cache
   Tensor out = ctx.empty(q.dtype(), q.shape()), lse;

@@ -80,10 +80,12 @@ void Block::forward(Context& ctx, const Pass& pass, Tensor& x, BlockSaved* saved
   const auto attend = [&](const auto& spec) {
     return attention_forward(ctx, spec, w_, pass, layer_, norm(ctx, x, w_.input_norm), saved ? &saved->attention : nullptr);
   };
-  ops::add(ctx, of_attention(spec_, attend), x);
+  const Tensor attended = of_attention(spec_, attend);
+  Tensor h = ctx.empty(dtype_, x.shape());
+  ops::add_rms_norm(ctx, attended, x, w_.post_attention_norm, eps_, h);
   if (saved) saved->x_mid = x.clone();
   pass.prefetch.before_feed_forward(layer_);
-  const Tensor y = feed_forward(ctx, pass, norm(ctx, x, w_.post_attention_norm), saved);
+  const Tensor y = feed_forward(ctx, pass, h, saved);
   pass.prefetch.before_next_layer(layer_);
   ops::add(ctx, y, x);
 }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "model/decode_graphs.h"
 #include "ops/elementwise.h"
 
 namespace dsmoe {
@@ -41,6 +42,11 @@ void KvPool::release(Index page) {
 Index KvPool::references(Index page) const {
   require(page >= 0 && page < pages(), "the KV cache has no page {}, it has {}", page, pages());
   return references_[static_cast<std::size_t>(page)];
+}
+
+DecodeGraphs& KvPool::graphs() {
+  if (!graphs_) graphs_ = std::make_shared<DecodeGraphs>();
+  return *graphs_;
 }
 
 void KvPool::copy(Context& ctx, Index from, Index to, Index tokens) {

@@ -14,6 +14,8 @@
 
 namespace dsmoe {
 
+class DecodeGraphs;
+
 // What a layer's attention keeps of a token: rows of two tensors.
 struct KvLayout {
   Index k_width = 0, v_width = 0;
@@ -40,6 +42,7 @@ class KvPool {
   void share(Index page);    // one reference more
   void release(Index page);  // one less; a page without any is free again
   Index references(Index page) const;
+  DecodeGraphs& graphs();                                       // captured passes over these pages
   void copy(Context& ctx, Index from, Index to, Index tokens);  // the first `tokens` rows of a page, in all layers
 
  private:
@@ -49,6 +52,7 @@ class KvPool {
   std::vector<Tensor> k_, v_;
   std::vector<std::int32_t> references_;  // of each page
   std::vector<Index> free_;               // the next one at the end
+  std::shared_ptr<DecodeGraphs> graphs_;
 };
 
 // One sequence in a pool; gives its pages back when it goes.

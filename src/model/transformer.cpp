@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/fail.h"
+#include "model/decode_graphs.h"
 #include "model/families/family.h"
 #include "model/modules.h"
 #include "ops/cross_entropy.h"
@@ -100,9 +101,15 @@ Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassH
   require(batch.tokens() > 0, "no tokens to run");
   require(saved == nullptr || batch.pool() == nullptr, "a training pass has no KV cache");
   batch.check();
-  const Pass pass(ctx, batch, rope_, hooks, *weights_);
-  Tensor x = ctx.empty(DType::kF32, {batch.tokens(), spec_->width});
-  ops::embedding(ctx, weights_->embedding, Tensor::view_of(batch.ids()), x);
+  const Tensor x = run(ctx, Pass(ctx, batch, rope_, hooks, *weights_), saved);
+  batch.advance();
+  return x;
+}
+
+Tensor Transformer::run(Context& ctx, const Pass& pass, ForwardSaved* saved) const {
+  Tensor x = ctx.empty(DType::kF32, {pass.batch.tokens(), spec_->width});
+  ops::embedding(ctx, weights_->embedding, pass.ids, x);
+  const PassHooks& hooks = pass.hooks;
   if (hooks.layer) hooks.layer(-1, ctx.fetch(x));
   for (std::size_t l = 0; l < blocks_.size(); ++l) {
     BlockSaved block;
@@ -114,12 +121,20 @@ Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassH
     if (saved->keep == ForwardSaved::Keep::kInputs) saved->blocks.push_back({.x_in = block.x_in});
   }
   if (saved) saved->rope = pass.rope;
-  batch.advance();
   return x;
 }
 
 Tensor Transformer::logits(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks) const {
-  const Tensor x = forward(ctx, batch, hooks);
+  if (DecodeGraphs::serve(ctx, *this, batch, hooks)) return batch.pool()->graphs().logits(ctx, *this, batch);
+  return head(ctx, batch, forward(ctx, batch, hooks));
+}
+
+Tensor Transformer::decode(Context& ctx, const ForwardBatch& batch, const ops::Slices& slices, const Tensor& ids) const {
+  const PassHooks none;
+  return head(ctx, batch, run(ctx, Pass(ctx, batch, slices, ids, rope_, none, *weights_), nullptr));
+}
+
+Tensor Transformer::head(Context& ctx, const ForwardBatch& batch, const Tensor& x) const {
   Tensor h = ctx.empty(dtype(), {batch.all_logits(), spec_->width});
   // Rows that are wanted and lie side by side are normed together: a batch that decodes is one piece.
   Index row = 0, first = 0, last = 0;

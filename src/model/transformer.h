@@ -46,6 +46,7 @@ class Transformer {
 
   const ModelConfig& config() const { return *config_; }  // for callers; the model itself is its spec
   const ModelSpec& spec() const { return *spec_; }
+  const ops::Rope& rope() const { return rope_; }
   ModelWeights& weights() { return *weights_; }
   const ModelWeights& weights() const { return *weights_; }
   DType dtype() const { return dtype_; }  // of the activations
@@ -59,6 +60,9 @@ class Transformer {
   // Runs a batch through the blocks and returns the residual stream after the last, f32 [T, D]. Sequences of a pool are
   // longer afterwards; when a pass fails, they are as they were. `saved`: for training, with a batch without a pool.
   Tensor forward(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks = {}, ForwardSaved* saved = nullptr) const;
+  // For a captured pass: logits() of a batch whose slices and tokens are where the work runs, without a look at its
+  // sequences.
+  Tensor decode(Context& ctx, const ForwardBatch& batch, const ops::Slices& slices, const Tensor& ids) const;
   // forward(), then the last norm and the head for the rows that the slices ask for: f32 [batch.all_logits(), V].
   Tensor logits(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks = {}) const;
 
@@ -74,6 +78,9 @@ class Transformer {
                     Index sequence_length, Tensor& token_losses, const PassHooks& hooks = {}) const;
 
  private:
+  Tensor run(Context& ctx, const Pass& pass, ForwardSaved* saved) const;  // embedding and blocks
+  Tensor head(Context& ctx, const ForwardBatch& batch, const Tensor& x) const;
+
   // Behind pointers, since the blocks refer to them and a Transformer may be moved.
   std::unique_ptr<ModelConfig> config_;
   std::unique_ptr<ModelSpec> spec_;

@@ -56,6 +56,26 @@ void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& 
       [&] { cuda::store_rows(ctx, rows, slices, cache); });
 }
 
+void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const RopeAngles& angles, const Slices& slices,
+                      Tensor& k_cache, Tensor& v_cache) {
+  constexpr const char* kOp = "rotate_and_store";
+  const Index tokens = angles.rows();
+  for (const Tensor* x : {&std::as_const(q), &std::as_const(k), &v})
+    require(x->rank() == 2 && x->dim(0) == tokens && x->dtype() == q.dtype() && x->dim(1) % angles.head_dim() == 0,
+            "[{}] got {} {}, expected {} [{}, heads of {}]", kOp, to_string(x->dtype()), x->shape(), to_string(q.dtype()),
+            tokens, angles.head_dim());
+  check(kOp, "k_cache", k_cache, v_cache.dtype(), rows_of(k_cache), k.dim(1));
+  check(kOp, "v_cache", v_cache, v_cache.dtype(), rows_of(k_cache), v.dim(1));
+  check_slices(kOp, slices, tokens, rows_of(k_cache));
+  const auto on_cpu = [&] {
+    apply_rope(ctx, q, angles);
+    apply_rope(ctx, k, angles);
+    store_rows(ctx, k, slices, k_cache);
+    store_rows(ctx, v, slices, v_cache);
+  };
+  on_backend(ctx, on_cpu, on_cpu, [&] { cuda::rotate_and_store(ctx, q, k, v, angles, slices, k_cache, v_cache); });
+}
+
 void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                const Slices& slices, Tensor& out, Tensor* lse) {
   constexpr const char* kOp = "attention";

@@ -10,6 +10,7 @@
 
 #include "dsmoe/context.h"
 #include "dsmoe/tensor.h"
+#include "ops/rope.h"
 #include "ops/slice.h"
 
 namespace dsmoe::ops {
@@ -24,6 +25,10 @@ struct AttentionShape {
 // Writes the rows of a batch, [T, N] f32 or bf16, to the places of their positions in `cache` (another f32 or bf16
 // [tokens, N]): position p of a slice goes to row tiles[p / kAttentionTile] + p % kAttentionTile.
 void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache);
+
+// What attention does with new tokens before it looks at them: turns q and k in place, and stores k and v in their caches.
+void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const RopeAngles& angles, const Slices& slices,
+                      Tensor& k_cache, Tensor& v_cache);
 
 // The query at position p of a sequence attends to the keys and values at positions [0, p] of that sequence. The slices
 // follow one another and cover all rows of q. q, out [T, H * head_dim]; k, v [tokens, KVH * head_dim], of which only the
@@ -58,6 +63,8 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor&
 
 namespace cuda {
 void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache);
+void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const RopeAngles& angles, const Slices& slices,
+                      Tensor& k_cache, Tensor& v_cache);
 void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                const Slices& slices, Tensor& out, Tensor* lse);
 }  // namespace cuda

@@ -1,6 +1,7 @@
 #include "ops/rms_norm.h"
 
 #include "ops/backend.h"
+#include "ops/elementwise.h"
 
 namespace dsmoe::ops {
 
@@ -20,6 +21,16 @@ void rms_norm(Context& ctx, const Tensor& x, const Tensor& weight, float eps, Te
   on_backend(
       ctx, [&] { ref::rms_norm(x, weight, eps, y); }, [&] { cpu::rms_norm(ctx, x, weight, eps, y); },
       [&] { cuda::rms_norm(ctx, x, weight, eps, y); });
+}
+
+void add_rms_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight, float eps, Tensor& h) {
+  check("add_rms_norm", x, weight, h);
+  require(y.shape() == x.shape(), "[add_rms_norm] {} cannot be added to {}", y.shape(), x.shape());
+  const auto on_cpu = [&] {
+    add(ctx, y, x);
+    rms_norm(ctx, x, weight, eps, h);
+  };
+  on_backend(ctx, on_cpu, on_cpu, [&] { cuda::add_rms_norm(ctx, y, x, weight, eps, h); });
 }
 
 void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& weight, float eps, Tensor& dx,

@@ -9,6 +9,9 @@ namespace dsmoe::ops {
 // weight [D] and y [T, D] are f32 or bf16 each.
 void rms_norm(Context& ctx, const Tensor& x, const Tensor& weight, float eps, Tensor& y);
 
+// x += y, then the norm of x into h: a block's residual sum and the norm that follows it. y is f32 or bf16.
+void add_rms_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight, float eps, Tensor& h);
+
 // dx [T, D] f32 += and dweight [D] f32 +=, from dy [T, D] in f32 or bf16. The inverse root is computed again.
 void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& weight, float eps, Tensor& dx,
                        Tensor& dweight);
@@ -26,6 +29,7 @@ void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Te
 
 namespace cuda {
 void rms_norm(Context& ctx, const Tensor& x, const Tensor& weight, float eps, Tensor& y);
-}
+void add_rms_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight, float eps, Tensor& h);
+}  // namespace cuda
 
 }  // namespace dsmoe::ops

@@ -32,6 +32,12 @@ struct Slice {
   static constexpr Index tiles_of(Index length) { return (length + kAttentionTile - 1) / kAttentionTile; }
 };
 
+// Room for the tables of batches that have so many rows, each of another sequence, and at most so many keys together. A
+// pass that is captured once for such tables serves every batch that they are filled with.
+struct SliceRoom {
+  Index rows = 0, keys = 0;
+};
+
 // The slices of one batch, as ops take them. For a GPU they are in its memory, too: placed() copies them there once for all
 // layers.
 class Slices {
@@ -51,15 +57,25 @@ class Slices {
 
  private:
   friend Slices placed(Context& ctx, std::span<const Slice> slices);
+  friend Slices reserved(Context& ctx, const SliceRoom& room);
+  friend void fill(Context& ctx, Slices& to, std::span<const Slice> slices);
   std::span<const Slice> slices_;
-  std::shared_ptr<const cuda::SliceTables> tables_;
+  std::shared_ptr<cuda::SliceTables> tables_;
 };
+
+Slices reserved(Context& ctx, const SliceRoom& room);                // on a GPU only
+void fill(Context& ctx, Slices& to, std::span<const Slice> slices);  // `slices` must stay
+// The keys of these slices, each sequence's rounded up to what attention takes at a time.
+Index keys_of(std::span<const Slice> slices);
 
 // The slices where the Context's work runs. They refer to `slices`, which must stay.
 Slices placed(Context& ctx, std::span<const Slice> slices);
 
 namespace cuda {
-std::shared_ptr<const SliceTables> make_tables(Context& ctx, std::span<const Slice> slices);
-}
+std::shared_ptr<SliceTables> make_tables(Context& ctx, std::span<const Slice> slices);
+std::shared_ptr<SliceTables> reserve_tables(Context& ctx, const SliceRoom& room);
+void fill_tables(Context& ctx, SliceTables& tables, std::span<const Slice> slices);
+Index keys_of(std::span<const Slice> slices);
+}  // namespace cuda
 
 }  // namespace dsmoe::ops

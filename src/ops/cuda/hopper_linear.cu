@@ -8,12 +8,23 @@ namespace dsmoe::cuda::hopper {
 
 namespace {
 
+constexpr int kMost = kMostProjections;
+
+// Several matrices that the same rows are multiplied with: their blocks are numbered one after another.
 struct Args {
-  CUtensorMap weights;
+  CUtensorMap weights[kMost];
   CUtensorMap rows, narrow_rows;
   TileSource tiles;
-  void* y;
-  int k_blocks, columns;
+  void* y[kMost];
+  int columns[kMost], first_block[kMost];  // of unused ones: past the last block
+  int k_blocks;
+
+  __device__ __forceinline__ int matrix_of(int m_block) const {
+    int i = 0;
+#pragma unroll
+    for (int j = 1; j < kMost; ++j) i += m_block >= first_block[j];
+    return i;
+  }
 };
 
 // acc (64 columns of y for this warpgroup x kN tokens) as f32. Lane l of warp w holds columns 16 w + l / 4 and that + 8 of
@@ -43,24 +54,27 @@ struct Consumer {
   __device__ __forceinline__ void run() const {
     float acc[C::kBlocks][kN / 2] = {};
     multiply<kN, 0, 0, false>(acc, shared.ring, args.k_blocks, group);
+    const int matrix = args.matrix_of(tile.m_block);
 #pragma unroll
     for (int i = 0; i < C::kBlocks; ++i) {
-      const int column = (tile.m_block * C::kBlocks + i) * C::kTileM + group * 64;
-      Y* const out = static_cast<Y*>(args.y) + static_cast<std::size_t>(tile.row) * args.columns + column;
+      const int column = ((tile.m_block - args.first_block[matrix]) * C::kBlocks + i) * C::kTileM + group * 64;
+      const int columns = args.columns[matrix];
+      Y* const out = static_cast<Y*>(args.y[matrix]) + static_cast<std::size_t>(tile.row) * columns + column;
       if constexpr (sizeof(Y) == 4)
-        store_floats<kN>(acc[i], out, args.columns, tile.rows, args.columns - column);
+        store_floats<kN>(acc[i], out, columns, tile.rows, columns - column);
       else
-        store_transposed<kN>(acc[i], shared.staging + group * C::kStagingBytes, group, out, args.columns, tile.rows,
-                             args.columns - column);
+        store_transposed<kN>(acc[i], shared.staging + group * C::kStagingBytes, group, out, columns, tile.rows,
+                             columns - column);
     }
   }
 };
 
 template <class C>
 __device__ __forceinline__ void load_weights(const Args& args, int m_block, const Ring<C>& ring, int kb) {
+  const int matrix = args.matrix_of(m_block);
   for (int i = 0; i < C::kBlocks; ++i)
-    ptx::tma_load(ring.a() + i * C::kBlockBytesA, &args.weights, ring.full_barrier(), kb * kTileK,
-                  (m_block * C::kBlocks + i) * C::kTileM);
+    ptx::tma_load(ring.a() + i * C::kBlockBytesA, &args.weights[matrix], ring.full_barrier(), kb * kTileK,
+                  ((m_block - args.first_block[matrix]) * C::kBlocks + i) * C::kTileM);
 }
 
 // The weights do not depend on the kernel ahead: the first stages of them are requested before it has ended.
@@ -99,7 +113,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_kernel(const __grid_con
   if (threadIdx.x < 128) {
     producer_registers<C, 56>();
     if (threadIdx.x == 0) {
-      ptx::prefetch_map(&args.weights);
+      ptx::prefetch_map(&args.weights[0]);
       produce<C>(args, shared.ring);
     }
   } else {
@@ -114,34 +128,43 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_kernel(const __grid_con
 }
 
 template <class C, class Y>
-void run(Args& args, const LinearSizes& s, const bf16* w, cudaStream_t stream) {
-  const auto k = static_cast<std::uint64_t>(s.inner), n = static_cast<std::uint64_t>(s.columns);
-  args.weights = tensor_map(w, {k, n}, {k}, {kTileK, C::kTileM});
-  args.tiles = {nullptr, nullptr, (s.columns + C::kTileM - 1) / C::kTileM, 1, s.rows, C::kTokens};
+void run(Args& args, const LinearSizes& s, std::span<const LinearMatrix> matrices, cudaStream_t stream) {
+  constexpr int kColumns = C::kTileM * C::kBlocks;  // of one block
+  const auto k = static_cast<std::uint64_t>(s.inner);
+  int blocks = 0;
+  for (std::size_t i = 0; i < kMost; ++i) {
+    args.first_block[i] = blocks;
+    if (i >= matrices.size()) continue;
+    const LinearMatrix& m = matrices[i];
+    args.weights[i] = tensor_map(m.w, {k, static_cast<std::uint64_t>(m.columns)}, {k}, {kTileK, C::kTileM});
+    args.y[i] = m.y;
+    args.columns[i] = m.columns;
+    blocks += (m.columns + kColumns - 1) / kColumns;
+  }
+  args.tiles = {nullptr, nullptr, blocks * C::kBlocks, 1, s.rows, C::kTokens};
   launch_tiles<C>(linear_kernel<C, Y>, args, stream);
 }
 
 template <class Y>
-void run(Args& args, const LinearSizes& s, const bf16* w, cudaStream_t stream) {
+void run(Args& args, const LinearSizes& s, std::span<const LinearMatrix> matrices, cudaStream_t stream) {
   switch (linear_tile(s.rows)) {
-    case kTinyTile: return run<Tiny, Y>(args, s, w, stream);
-    case kNarrowTile: return run<Narrow, Y>(args, s, w, stream);
-    case kMiddleTile: return run<Middle, Y>(args, s, w, stream);
-    default: return run<Wide, Y>(args, s, w, stream);
+    case kTinyTile: return run<Tiny, Y>(args, s, matrices, stream);
+    case kNarrowTile: return run<Narrow, Y>(args, s, matrices, stream);
+    case kMiddleTile: return run<Middle, Y>(args, s, matrices, stream);
+    default: return run<Wide, Y>(args, s, matrices, stream);
   }
 }
 
 }  // namespace
 
-void linear(const LinearSizes& s, const bf16* x, const bf16* w, DType y_dtype, void* y, cudaStream_t stream) {
+void linear(const LinearSizes& s, const bf16* x, std::span<const LinearMatrix> matrices, DType y_dtype,
+            cudaStream_t stream) {
   const auto k = static_cast<std::uint64_t>(s.inner), t = static_cast<std::uint64_t>(s.rows);
   Args args{};
   args.rows = tensor_map(x, {k, t}, {k}, {kTileK, kBoxRows});
   args.narrow_rows = tensor_map(x, {k, t}, {k}, {kTileK, 8});
-  args.y = y;
   args.k_blocks = (s.inner + kTileK - 1) / kTileK;
-  args.columns = s.columns;
-  y_dtype == DType::kF32 ? run<float>(args, s, w, stream) : run<bf16>(args, s, w, stream);
+  y_dtype == DType::kF32 ? run<float>(args, s, matrices, stream) : run<bf16>(args, s, matrices, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

@@ -5,23 +5,31 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
+#include <span>
+
 #include "dsmoe/dtype.h"
 #include "dsmoe/tensor.h"
 
 namespace dsmoe::cuda {
 
 struct LinearSizes {
-  int rows, inner, columns;  // T, K, N
+  int rows, inner;  // T, K
+};
+struct LinearMatrix {
+  const void* w;
+  void* y;
+  int columns;  // N
 };
 
 namespace hopper {
-// K a multiple of 8. N may be anything; of a bf16 y it is a multiple of 8 too.
-void linear(const LinearSizes& s, const __nv_bfloat16* x, const __nv_bfloat16* w, DType y_dtype, void* y,
+// Several products of one x in one launch. K is a multiple of 8, and so is every N where y is bf16.
+inline constexpr int kMostProjections = 3;
+void linear(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> matrices, DType y_dtype,
             cudaStream_t stream);
 }  // namespace hopper
 
 namespace portable {
-void linear(const LinearSizes& s, DType dtype, bool mma, const void* x, const void* w, DType y_dtype, void* y,
+void linear(const LinearSizes& s, DType dtype, bool mma, const void* x, const LinearMatrix& matrix, DType y_dtype,
             cudaStream_t stream);
 }
 

@@ -36,7 +36,10 @@ Path forced_path() { return Path::kAuto; }
 
 namespace ops::cuda {
 
-std::shared_ptr<const SliceTables> make_tables(Context&, std::span<const Slice>) { not_built(); }
+std::shared_ptr<SliceTables> make_tables(Context&, std::span<const Slice>) { not_built(); }
+std::shared_ptr<SliceTables> reserve_tables(Context&, const SliceRoom&) { not_built(); }
+void fill_tables(Context&, SliceTables&, std::span<const Slice>) { not_built(); }
+Index keys_of(std::span<const Slice>) { not_built(); }
 void fill_normal(Context&, Tensor&, float, float, std::uint64_t) { not_built(); }
 void add(Context&, const Tensor&, Tensor&) { not_built(); }
 void convert(Context&, const Tensor&, Tensor&) { not_built(); }
@@ -50,6 +53,10 @@ void rope_angles(Context&, const Rope&, const Slices&, RopeAngles&) { not_built(
 void apply_rope(Context&, Tensor&, const RopeAngles&, bool) { not_built(); }
 Gated gated(Context&, const MoeConfig&, const Chosen&, Index, DType) { not_built(); }
 Plan plan_of_one(Context&, Index) { not_built(); }
+void add_rms_norm(Context&, const Tensor&, Tensor&, const Tensor&, float, Tensor&) { not_built(); }
+void rotate_and_store(Context&, Tensor&, Tensor&, const Tensor&, const RopeAngles&, const Slices&, Tensor&, Tensor&) {
+  not_built();
+}
 void attention(Context&, const AttentionShape&, const Tensor&, const Tensor&, const Tensor&, const Slices&, Tensor&,
                Tensor*) {
   not_built();

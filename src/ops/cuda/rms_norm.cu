@@ -25,15 +25,24 @@ __device__ float block_sum(float value) {
   return sum;
 }
 
-template <int kVector, class W, class Y>
-__global__ void __launch_bounds__(kThreads) rms_norm_kernel(const float* x, const W* weight, float eps, int width, Y* y) {
+// kAdd: x += added first.
+template <int kVector, bool kAdd, class A, class W, class Y>
+__global__ void __launch_bounds__(kThreads)
+    rms_norm_kernel(const A* added, float* x, const W* weight, float eps, int width, Y* y) {
   gpu::ptx::wait_for_previous_kernel();
   gpu::ptx::let_next_kernel_start();
-  x += static_cast<Index>(blockIdx.x) * width;
-  y += static_cast<Index>(blockIdx.x) * width;
+  const Index row = static_cast<Index>(blockIdx.x) * width;
+  x += row;
+  y += row;
   float sum = 0;
   for (int c = threadIdx.x * kVector; c < width; c += kThreads * kVector) {
-    const auto in = gpu::load<kVector>(x + c);
+    auto in = gpu::load<kVector>(x + c);
+    if constexpr (kAdd) {
+      const auto more = gpu::load<kVector>(added + row + c);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) in.v[i] = __fadd_rn(in.v[i], gpu::as_float(more.v[i]));
+      gpu::store(in, x + c);
+    }
 #pragma unroll
     for (int i = 0; i < kVector; ++i) sum = fmaf(in.v[i], in.v[i], sum);
   }
@@ -49,18 +58,30 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(const float* x, cons
   }
 }
 
-}  // namespace
-
-void rms_norm(Context& ctx, const Tensor& x, const Tensor& weight, float eps, Tensor& y) {
-  if (x.numel() == 0) return;
-  const auto width = static_cast<int>(x.dim(1));
-  gpu::with_type(weight.dtype(), [&]<class W>(W) {
-    gpu::with_type(y.dtype(), [&]<class Y>(Y) {
-      gpu::launch(width % 4 == 0 ? rms_norm_kernel<4, W, Y> : rms_norm_kernel<1, W, Y>, static_cast<unsigned>(x.dim(0)),
-                  kThreads, 0, ctx.stream(), static_cast<const float*>(x.raw()), static_cast<const W*>(weight.raw()), eps,
-                  width, static_cast<Y*>(y.raw_mutable()));
+template <bool kAdd>
+void run(Context& ctx, const Tensor& added, float* x, const Tensor& weight, float eps, Tensor& y) {
+  if (y.numel() == 0) return;
+  const auto width = static_cast<int>(y.dim(1));
+  gpu::with_type(added.dtype(), [&]<class A>(A) {
+    gpu::with_type(weight.dtype(), [&]<class W>(W) {
+      gpu::with_type(y.dtype(), [&]<class Y>(Y) {
+        gpu::launch(width % 4 == 0 ? rms_norm_kernel<4, kAdd, A, W, Y> : rms_norm_kernel<1, kAdd, A, W, Y>,
+                    static_cast<unsigned>(y.dim(0)), kThreads, 0, ctx.stream(), static_cast<const A*>(added.raw()), x,
+                    static_cast<const W*>(weight.raw()), eps, width, static_cast<Y*>(y.raw_mutable()));
+      });
     });
   });
+}
+
+}  // namespace
+
+// Without a sum x is only read.
+void rms_norm(Context& ctx, const Tensor& x, const Tensor& weight, float eps, Tensor& y) {
+  run<false>(ctx, x, const_cast<float*>(static_cast<const float*>(x.raw())), weight, eps, y);
+}
+
+void add_rms_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight, float eps, Tensor& h) {
+  run<true>(ctx, y, static_cast<float*>(x.raw_mutable()), weight, eps, h);
 }
 
 }  // namespace dsmoe::ops::cuda

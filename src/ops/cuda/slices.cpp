@@ -19,21 +19,6 @@ std::int32_t narrow(Index value) {
   return static_cast<std::int32_t>(value);
 }
 
-// Tables one after another, each at a multiple of 16 bytes.
-class Packer {
- public:
-  std::size_t add(const std::vector<std::int32_t>& table) {
-    data_.resize((data_.size() + 3) / 4 * 4);
-    const std::size_t at = data_.size();
-    data_.insert(data_.end(), table.begin(), table.end());
-    return at;
-  }
-  std::span<const std::int32_t> data() const { return data_; }
-
- private:
-  std::vector<std::int32_t> data_;
-};
-
 // The work lists of attention, flattened.
 struct WorkLists {
   std::vector<std::int32_t> prompt_blocks, decode_items, merge_rows;
@@ -81,57 +66,125 @@ WorkLists attention_work(std::span<const Slice> slices) {
   return work;
 }
 
-}  // namespace
+using Lists = std::array<std::vector<std::int32_t>, SliceTables::kTables>;
 
-std::shared_ptr<const SliceTables> make_tables(Context& ctx, std::span<const Slice> slices) {
-  std::vector<std::int32_t> position, slice, cache_row, entries, tiles;
+struct HostTables {
+  Lists lists;
+  AttentionWork::Counts counts{};
+  Index partial_rows = 0, decode_rows = 0;
+};
+
+HostTables tables_of(std::span<const Slice> slices) {
+  HostTables host;
+  Lists& l = host.lists;
   for (const Slice& s : slices) {
-    for (const Index value : {s.first_row, s.rows, s.first_position, static_cast<Index>(tiles.size())})
-      entries.push_back(narrow(value));
+    for (const Index value : {s.first_row, s.rows, s.first_position, static_cast<Index>(l[SliceTables::kTiles].size())})
+      l[SliceTables::kEntries].push_back(narrow(value));
     const Index needed = Slice::tiles_of(s.length());
     require(s.tiles.empty() || static_cast<Index>(s.tiles.size()) >= needed, "a slice of length {} has {} tiles",
             s.length(), s.tiles.size());
     for (std::size_t i = 0; i < s.tiles.size() && i < static_cast<std::size_t>(needed); ++i)
-      tiles.push_back(narrow(s.tiles[i]));
+      l[SliceTables::kTiles].push_back(narrow(s.tiles[i]));
     for (Index i = 0; i < s.rows; ++i) {
       const Index p = s.first_position + i;
-      position.push_back(narrow(p));
-      slice.push_back(static_cast<std::int32_t>(&s - slices.data()));
+      l[SliceTables::kPosition].push_back(narrow(p));
+      l[SliceTables::kSlice].push_back(static_cast<std::int32_t>(&s - slices.data()));
       const auto tile = static_cast<std::size_t>(p / kAttentionTile);
-      cache_row.push_back(s.tiles.empty() ? 0 : narrow(s.tiles[tile] + p % kAttentionTile));
+      l[SliceTables::kCacheRow].push_back(s.tiles.empty() ? 0 : narrow(s.tiles[tile] + p % kAttentionTile));
     }
   }
-  Packer packer;
-  const std::size_t at_position = packer.add(position), at_slice = packer.add(slice), at_cache_row = packer.add(cache_row);
-  const std::size_t at_entries = packer.add(entries), at_tiles = packer.add(tiles);
-  const WorkLists work = attention_work(slices);
-  const std::size_t at_prompt = packer.add(work.prompt_blocks), at_decode = packer.add(work.decode_items);
-  const std::size_t at_merge = packer.add(work.merge_rows);
-  const AttentionWork::Counts counts{narrow(static_cast<Index>(work.prompt_blocks.size() / 2)),
-                                     narrow(static_cast<Index>(work.decode_items.size() / 4)),
-                                     narrow(static_cast<Index>(work.merge_rows.size() / 4)), 0};
-  const std::size_t at_counts = packer.add({counts.prompt_blocks, counts.decode_items, counts.merge_rows, 0});
+  WorkLists work = attention_work(slices);
+  l[SliceTables::kPrompt] = std::move(work.prompt_blocks);
+  l[SliceTables::kDecode] = std::move(work.decode_items);
+  l[SliceTables::kMerge] = std::move(work.merge_rows);
+  const auto count = [&](SliceTables::Table table, std::size_t numbers) {
+    return narrow(static_cast<Index>(l[table].size() / numbers));
+  };
+  host.counts = {count(SliceTables::kPrompt, 2), count(SliceTables::kDecode, 4), count(SliceTables::kMerge, 4), 0};
+  l[SliceTables::kCounts] = {host.counts.prompt_blocks, host.counts.decode_items, host.counts.merge_rows, 0};
+  host.partial_rows = work.partial_rows, host.decode_rows = work.decode_rows;
+  return host;
+}
 
+// Tables one after another, each at a multiple of 16 bytes.
+std::shared_ptr<SliceTables> allocate(Context& ctx, const std::array<std::size_t, SliceTables::kTables>& sizes) {
   auto t = std::make_shared<SliceTables>();
-  t->block = ctx.place(Tensor::view_of(packer.data()));
-  const auto* const base = static_cast<const std::int32_t*>(t->block.raw());
-  t->rows = static_cast<int>(position.size());
-  t->slices = static_cast<int>(slices.size());
-  t->position = base + at_position;
-  t->slice = base + at_slice;
-  t->cache_row = base + at_cache_row;
-  t->entries = reinterpret_cast<const SliceTables::Entry*>(base + at_entries);
-  t->tiles = base + at_tiles;
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    t->places[i] = {at, sizes[i]};
+    at += (sizes[i] + 3) / 4 * 4;
+  }
+  t->block = ctx.empty(DType::kI32, {static_cast<Index>(at)});
+  const auto table = [&](SliceTables::Table which) {
+    return static_cast<const std::int32_t*>(t->block.raw()) + t->places[which].at;
+  };
+  t->position = table(SliceTables::kPosition);
+  t->slice = table(SliceTables::kSlice);
+  t->cache_row = table(SliceTables::kCacheRow);
+  t->entries = reinterpret_cast<const SliceTables::Entry*>(table(SliceTables::kEntries));
+  t->tiles = table(SliceTables::kTiles);
   t->work = {t->entries,
              t->tiles,
-             reinterpret_cast<const AttentionWork::PromptBlock*>(base + at_prompt),
-             reinterpret_cast<const AttentionWork::DecodeItem*>(base + at_decode),
-             reinterpret_cast<const AttentionWork::MergeRow*>(base + at_merge),
-             reinterpret_cast<const AttentionWork::Counts*>(base + at_counts)};
-  t->counts = counts;
-  t->partial_rows = narrow(work.partial_rows);
-  t->decode_rows = narrow(work.decode_rows);
+             reinterpret_cast<const AttentionWork::PromptBlock*>(table(SliceTables::kPrompt)),
+             reinterpret_cast<const AttentionWork::DecodeItem*>(table(SliceTables::kDecode)),
+             reinterpret_cast<const AttentionWork::MergeRow*>(table(SliceTables::kMerge)),
+             reinterpret_cast<const AttentionWork::Counts*>(table(SliceTables::kCounts))};
   return t;
+}
+
+void upload(Context& ctx, SliceTables& t, const Lists& lists) {
+  std::vector<std::int32_t> packed(static_cast<std::size_t>(t.block.numel()));
+  for (std::size_t i = 0; i < lists.size(); ++i) {
+    invariant(lists[i].size() <= t.places[i].size, "a table of slices is too small");
+    std::copy(lists[i].begin(), lists[i].end(), packed.begin() + static_cast<std::ptrdiff_t>(t.places[i].at));
+  }
+  device::copy(t.block.raw_mutable(), Device::kCuda, packed.data(), Device::kCpu, packed.size() * sizeof packed[0],
+               ctx.stream());
+}
+
+}  // namespace
+
+std::shared_ptr<SliceTables> make_tables(Context& ctx, std::span<const Slice> slices) {
+  const HostTables host = tables_of(slices);
+  std::array<std::size_t, SliceTables::kTables> sizes{};
+  for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] = host.lists[i].size();
+  std::shared_ptr<SliceTables> t = allocate(ctx, sizes);
+  t->rows = static_cast<int>(host.lists[SliceTables::kPosition].size());
+  t->slices = static_cast<int>(slices.size());
+  t->counts = host.counts;
+  t->partial_rows = narrow(host.partial_rows), t->decode_rows = narrow(host.decode_rows);
+  upload(ctx, *t, host.lists);
+  return t;
+}
+
+std::shared_ptr<SliceTables> reserve_tables(Context& ctx, const SliceRoom& room) {
+  const auto rows = static_cast<std::size_t>(room.rows), items = static_cast<std::size_t>(room.keys / kKeyTile);
+  std::array<std::size_t, SliceTables::kTables> sizes{};
+  for (const auto table : {SliceTables::kPosition, SliceTables::kSlice, SliceTables::kCacheRow}) sizes[table] = rows;
+  for (const auto table : {SliceTables::kEntries, SliceTables::kMerge}) sizes[table] = 4 * rows;
+  sizes[SliceTables::kTiles] = items;  // a tile of the cache has at least one key tile
+  sizes[SliceTables::kDecode] = 4 * items;
+  sizes[SliceTables::kCounts] = 4;
+  std::shared_ptr<SliceTables> t = allocate(ctx, sizes);
+  t->rows = t->slices = narrow(room.rows);
+  t->counts = {0, narrow(static_cast<Index>(items)), narrow(room.rows), 0};
+  t->partial_rows = narrow(static_cast<Index>(items)), t->decode_rows = 1;
+  return t;
+}
+
+void fill_tables(Context& ctx, SliceTables& t, std::span<const Slice> slices) {
+  const HostTables host = tables_of(slices);
+  require(static_cast<Index>(slices.size()) == t.slices && host.counts.merge_rows == t.rows &&
+              host.counts.decode_items <= t.counts.decode_items,
+          "a batch of {} rows and {} key tiles does not fit tables for {} and {}", slices.size(), host.counts.decode_items,
+          t.rows, t.counts.decode_items);
+  upload(ctx, t, host.lists);
+}
+
+Index keys_of(std::span<const Slice> slices) {
+  Index keys = 0;
+  for (const Slice& s : slices) keys += key_tiles(s.length()) * kKeyTile;
+  return keys;
 }
 
 }  // namespace dsmoe::ops::cuda

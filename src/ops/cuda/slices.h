@@ -1,6 +1,7 @@
 // The slices of a batch in GPU memory, for kernels: i32 tables in one block, copied there once per pass.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "ops/slice.h"
@@ -55,8 +56,15 @@ struct SliceTables {
   const std::int32_t* tiles = nullptr;      // the first cache row of every tile of every slice
 
   AttentionWork work;
-  AttentionWork::Counts counts{};         // of the lists of `work`
+  AttentionWork::Counts counts{};         // of the lists of `work`: how much there is, or room for
   int partial_rows = 0, decode_rows = 0;  // of all decode items; of the largest slice that has them
+
+  // Where each table lies in the block, in numbers, and how many fit before the next.
+  struct Place {
+    std::size_t at = 0, size = 0;
+  };
+  enum Table { kPosition, kSlice, kCacheRow, kEntries, kTiles, kPrompt, kDecode, kMerge, kCounts, kTables };
+  std::array<Place, kTables> places{};
 };
 
 }  // namespace dsmoe::ops::cuda

@@ -38,6 +38,22 @@ TEST_F(CudaRows, RmsNorm) {
         }
 }
 
+// The two steps that it is made of, to the bit.
+TEST_F(CudaRows, AddRmsNorm) {
+  for (const Index d : kWidths)
+    for (const DType dtype : kBoth) {
+      const Tensor y = ctx().place(random_tensor(dtype, {5, d}, 1)), w = ctx().place(random_tensor(dtype, {d}, 2));
+      const Tensor start = random_tensor(DType::kF32, {5, d}, 3);
+      Tensor x = ctx().place(start.clone()), again = ctx().place(start.clone());
+      Tensor h = ctx().empty(dtype, {5, d}), want = ctx().empty(dtype, {5, d});
+      ops::add(ctx(), y, x);
+      ops::rms_norm(ctx(), x, w, 1e-6f, want);
+      ops::add_rms_norm(ctx(), y, again, w, 1e-6f, h);
+      EXPECT_TRUE(same_bits(ctx().fetch(again), ctx().fetch(x)));
+      EXPECT_TRUE(same_bits(ctx().fetch(h), ctx().fetch(want)));
+    }
+}
+
 TEST_F(CudaRows, SumsAndConversionsAreExact) {
   for (const Index d : kWidths)
     for (const DType from : kBoth)
@@ -118,6 +134,30 @@ TEST_F(CudaRows, RowsGoToTheirPages) {
     ops::store_rows(ctx(), ctx().zeros(DType::kF32, {65, 24}), batch.slices, cache);
   };
   EXPECT_TRUE(dsmoe::testing::throws_error(without_tables, {"not on the GPU"}, ErrorCode::kInvalidArgument));
+}
+
+// The steps that it is made of, to the bit.
+TEST_F(CudaRows, RotateAndStore) {
+  const Batch batch;
+  const ops::Slices slices = ops::placed(ctx(), batch.slices);
+  const ops::RopeAngles angles = ops::rope_angles(ctx(), ops::Rope(40, 10000.0, {}, 4096), slices);
+  for (const DType dtype : kBoth)
+    for (const DType cache : kBoth) {
+      const Tensor q = random_tensor(dtype, {65, 160}, 1), k = random_tensor(dtype, {65, 80}, 2),
+                   v = ctx().place(random_tensor(dtype, {65, 80}, 3));
+      Tensor q1 = ctx().place(q.clone()), k1 = ctx().place(k.clone()), q2 = ctx().place(q.clone()),
+             k2 = ctx().place(k.clone());
+      Tensor kc1 = ctx().zeros(cache, {1280, 80}), vc1 = ctx().zeros(cache, {1280, 80}),
+             kc2 = ctx().zeros(cache, {1280, 80}), vc2 = ctx().zeros(cache, {1280, 80});
+      ops::apply_rope(ctx(), q1, angles);
+      ops::apply_rope(ctx(), k1, angles);
+      ops::store_rows(ctx(), k1, slices, kc1);
+      ops::store_rows(ctx(), v, slices, vc1);
+      ops::rotate_and_store(ctx(), q2, k2, v, angles, slices, kc2, vc2);
+      EXPECT_TRUE(same_bits(ctx().fetch(q2), ctx().fetch(q1)));
+      EXPECT_TRUE(same_bits(ctx().fetch(kc2), ctx().fetch(kc1)));
+      EXPECT_TRUE(same_bits(ctx().fetch(vc2), ctx().fetch(vc1)));
+    }
 }
 
 TEST_F(CudaRows, CrossEntropy) {
