@@ -74,20 +74,25 @@ Tensor Block::norm(Context& ctx, const Tensor& x, const Tensor& weight) const {
   return h;
 }
 
-void Block::forward(Context& ctx, const Pass& pass, Tensor& x, BlockSaved* saved) const {
-  if (saved) saved->x_in = x.clone();
-  pass.prefetch.before_attention(layer_);
-  const auto attend = [&](const auto& spec) {
-    return attention_forward(ctx, spec, w_, pass, layer_, norm(ctx, x, w_.input_norm), saved ? &saved->attention : nullptr);
-  };
-  const Tensor attended = of_attention(spec_, attend);
+Tensor Block::add_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight) const {
+  if (y.numel() == 0) return norm(ctx, x, weight);
   Tensor h = ctx.empty(dtype_, x.shape());
-  ops::add_rms_norm(ctx, attended, x, w_.post_attention_norm, eps_, h);
+  ops::add_rms_norm(ctx, y, x, weight, eps_, h);
+  return h;
+}
+
+void Block::forward(Context& ctx, const Pass& pass, Tensor& x, Tensor& y, BlockSaved* saved) const {
+  pass.prefetch.before_attention(layer_);
+  const Tensor h = add_norm(ctx, y, x, w_.input_norm);
+  if (saved) saved->x_in = x.clone();
+  const Tensor attended = of_attention(spec_, [&](const auto& spec) {
+    return attention_forward(ctx, spec, w_, pass, layer_, h, saved ? &saved->attention : nullptr);
+  });
+  const Tensor h_mid = add_norm(ctx, attended, x, w_.post_attention_norm);
   if (saved) saved->x_mid = x.clone();
   pass.prefetch.before_feed_forward(layer_);
-  const Tensor y = feed_forward(ctx, pass, h, saved);
+  y = feed_forward(ctx, pass, h_mid, saved);
   pass.prefetch.before_next_layer(layer_);
-  ops::add(ctx, y, x);
 }
 
 Tensor Block::feed_forward(Context& ctx, const Pass& pass, const Tensor& h, BlockSaved* saved) const {

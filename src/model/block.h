@@ -28,8 +28,9 @@ class Block {
   // `dtype`: that of the activations.
   Block(const ModelSpec& spec, const LayerTensors& weights, Index layer, DType dtype);
 
-  // `saved` (null in inference) is filled for backward.
-  void forward(Context& ctx, const Pass& pass, Tensor& x, BlockSaved* saved) const;
+  // x and y: the residual stream, and what is still to be added to it, from the block before (empty for none) and for the
+  // next, whose norm takes the sum in the same step. `saved` (null in inference) is filled for backward.
+  void forward(Context& ctx, const Pass& pass, Tensor& x, Tensor& y, BlockSaved* saved) const;
   // dx: in the gradient of the block's output, out that of its input.
   void backward(Context& ctx, const Pass& pass, const BlockSaved& saved, Tensor& dx, LayerTensors& grads,
                 float aux_scale) const;
@@ -38,6 +39,7 @@ class Block {
 
  private:
   Tensor norm(Context& ctx, const Tensor& x, const Tensor& weight) const;
+  Tensor add_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight) const;  // of x += y
   Tensor feed_forward(Context& ctx, const Pass& pass, const Tensor& h, BlockSaved* saved) const;
 
   float eps_;

@@ -1,6 +1,7 @@
 #include "model/transformer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/fail.h"
 #include "model/decode_graphs.h"
@@ -108,12 +109,14 @@ Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassH
 
 Tensor Transformer::run(Context& ctx, const Pass& pass, ForwardSaved* saved) const {
   Tensor x = ctx.empty(DType::kF32, {pass.batch.tokens(), spec_->width});
+  Tensor y;  // what the block before adds to x
   ops::embedding(ctx, weights_->embedding, pass.ids, x);
   const PassHooks& hooks = pass.hooks;
   if (hooks.layer) hooks.layer(-1, ctx.fetch(x));
   for (std::size_t l = 0; l < blocks_.size(); ++l) {
     BlockSaved block;
-    blocks_[l].forward(ctx, pass, x, saved ? &block : nullptr);
+    blocks_[l].forward(ctx, pass, x, y, saved ? &block : nullptr);
+    if (hooks.layer || l + 1 == blocks_.size()) ops::add(ctx, std::exchange(y, Tensor()), x);
     if (hooks.layer) hooks.layer(static_cast<Index>(l), ctx.fetch(x));
     if (!saved) continue;
     add_layer(ctx, *saved, block.moe, blocks_[l].routed_experts());
@@ -187,8 +190,8 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
     BlockSaved block = std::move(saved.blocks[l]);
     saved.blocks.pop_back();
     if (recompute) {
-      Tensor again = block.x_in;  // kept, so it may be written over once the block has its own copy
-      blocks_[l].forward(ctx, pass, again, &block);
+      Tensor again = block.x_in, y;  // kept, so it may be written over once the block has its own copy
+      blocks_[l].forward(ctx, pass, again, y, &block);
     }
     blocks_[l].backward(ctx, pass, block, dx, grads.layers[l], aux_scale);
   }

@@ -44,6 +44,9 @@ class Slices {
  public:
   Slices(std::span<const Slice> slices) : slices_(slices) {}
   Slices(const std::vector<Slice>& slices) : slices_(slices) {}
+  Slices(const Slice* first, std::size_t count) : slices_(first, count) {}
+  template <std::size_t kCount>
+  Slices(const Slice (&slices)[kCount]) : slices_(slices) {}
 
   auto begin() const { return slices_.begin(); }
   auto end() const { return slices_.end(); }

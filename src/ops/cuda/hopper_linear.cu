@@ -148,7 +148,6 @@ void run(Args& args, const LinearSizes& s, std::span<const LinearMatrix> matrice
 template <class Y>
 void run(Args& args, const LinearSizes& s, std::span<const LinearMatrix> matrices, cudaStream_t stream) {
   switch (linear_tile(s.rows)) {
-    case kTinyTile: return run<Tiny, Y>(args, s, matrices, stream);
     case kNarrowTile: return run<Narrow, Y>(args, s, matrices, stream);
     case kMiddleTile: return run<Middle, Y>(args, s, matrices, stream);
     default: return run<Wide, Y>(args, s, matrices, stream);
@@ -159,6 +158,7 @@ void run(Args& args, const LinearSizes& s, std::span<const LinearMatrix> matrice
 
 void linear(const LinearSizes& s, const bf16* x, std::span<const LinearMatrix> matrices, DType y_dtype,
             cudaStream_t stream) {
+  if (linear_tile(s.rows) == kTinyTile) return linear_few(s, x, matrices, y_dtype, stream);
   const auto k = static_cast<std::uint64_t>(s.inner), t = static_cast<std::uint64_t>(s.rows);
   Args args{};
   args.rows = tensor_map(x, {k, t}, {k}, {kTileK, kBoxRows});

@@ -26,6 +26,9 @@ namespace hopper {
 inline constexpr int kMostProjections = 3;
 void linear(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> matrices, DType y_dtype,
             cudaStream_t stream);
+// The same bits for at most kTinyTile rows.
+void linear_few(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> matrices, DType y_dtype,
+                cudaStream_t stream);
 }  // namespace hopper
 
 namespace portable {
