@@ -96,7 +96,7 @@ void add_loss(Context& ctx, LossResult& result, const Tensor& sum_and_count) {
 
 }  // namespace
 
-Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks, ForwardSaved* saved) const {
+Tensor Transformer::run_blocks(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks, ForwardSaved* saved) const {
   require(batch.tokens() > 0, "no tokens to run");
   require(saved == nullptr || batch.pool() == nullptr, "a training pass has no KV cache");
   batch.check();
@@ -114,12 +114,18 @@ Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassH
     if (saved->keep == ForwardSaved::Keep::kInputs) saved->blocks.push_back({.x_in = block.x_in});
   }
   if (saved) saved->rope = pass.rope;
+  return x;
+}
+
+Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks, ForwardSaved* saved) const {
+  Tensor x = run_blocks(ctx, batch, hooks, saved);
+  weights_->check();
   batch.advance();
   return x;
 }
 
 Tensor Transformer::logits(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks) const {
-  const Tensor x = forward(ctx, batch, hooks);
+  const Tensor x = run_blocks(ctx, batch, hooks, nullptr);
   Tensor h = ctx.empty(dtype(), {batch.all_logits(), spec_->width});
   Index row = 0;
   for (std::size_t i = 0; i < batch.slices().size(); ++i) {
@@ -131,6 +137,8 @@ Tensor Transformer::logits(Context& ctx, const ForwardBatch& batch, const PassHo
   }
   Tensor logits = ctx.empty(DType::kF32, {row, spec_->vocab});
   ops::linear(ctx, h, weights_->head, logits);
+  weights_->check();
+  batch.advance();
   return logits;
 }
 
@@ -169,6 +177,7 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
     blocks_[l].backward(ctx, pass, block, dx, grads.layers[l], aux_scale);
   }
   ops::embedding_backward(ctx, Tensor::view_of(ids), dx, grads.embedding);
+  weights_->check();
   return result;
 }
 
@@ -184,6 +193,7 @@ LossResult Transformer::losses(Context& ctx, std::span<const std::int32_t> ids, 
     Tensor rows = token_losses.rows(first, last);
     add_loss(ctx, result, ops::cross_entropy(ctx, logits, part(targets, first, last), &rows));
   });
+  weights_->check();
   return result;
 }
 

@@ -56,7 +56,8 @@ class Transformer {
   std::shared_ptr<KvPool> make_kv_pool(Index tokens, DType dtype) const;
 
   // Runs a batch through the blocks and returns the residual stream after the last, f32 [T, D]. Sequences of a pool are
-  // longer afterwards; when a pass fails, they are as they were. `saved`: for training, with a batch without a pool.
+  // longer afterwards; when a pass fails, they are as they were. This and all that follow end with ModelWeights::check().
+  // `saved`: for training, with a batch without a pool.
   Tensor forward(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks = {}, ForwardSaved* saved = nullptr) const;
   // forward(), then the last norm and the head for the rows that the slices ask for: f32 [batch.all_logits(), V].
   Tensor logits(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks = {}) const;
@@ -73,6 +74,8 @@ class Transformer {
                     Index sequence_length, Tensor& token_losses, const PassHooks& hooks = {}) const;
 
  private:
+  Tensor run_blocks(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks, ForwardSaved* saved) const;
+
   // Behind pointers, since the blocks refer to them and a Transformer may be moved.
   std::unique_ptr<ModelConfig> config_;
   std::unique_ptr<ModelSpec> spec_;
