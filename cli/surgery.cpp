@@ -45,7 +45,7 @@ void save(const study::Surgery& surgery, DType dtype, const std::string& from, c
   const std::uint64_t bytes = static_cast<std::uint64_t>(parameter_count(surgery.config)) * size_of(dtype);
   prepare_output(out, bytes, /*force=*/true);  // the caller has asked
   with_progress("write", bytes, [&](const ByteProgress& progress) {
-    save_model(out, surgery.config, dtype, surgery.tensor, io::kDefaultShardBytes, progress);
+    save_model(out, surgery.config, dtype, surgery.tensor, io::kDefaultShardBytes, progress, surgery.check);
   });
   train::write_companions(out, surgery.config, Model::load_tokenizer(from));
 }

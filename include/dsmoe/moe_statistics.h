@@ -21,13 +21,14 @@ class RoutingStatistics {
   double entropy() const;             // of the load, in nats: ln E when even, 0 when one expert takes everything
   double imbalance() const;           // largest load over mean load; 1 when even, 0 without tokens
   std::vector<Index> unused() const;  // experts that no token chose
-  // [E, E] tokens that chose both; the diagonal is the load.
-  const std::vector<std::int64_t>& coactivation() const { return together_; }
+  // [E][E] tokens that chose both; the diagonal is the load. The row of an expert that no token chose is empty.
+  const std::vector<std::vector<std::int64_t>>& coactivation() const { return together_; }
 
  private:
   Index experts_;
   std::int64_t tokens_ = 0;
-  std::vector<std::int64_t> load_, together_;
+  std::vector<std::int64_t> load_;
+  std::vector<std::vector<std::int64_t>> together_;
   std::vector<double> weight_sum_;
 };
 

@@ -99,7 +99,8 @@ void Model::save(const fs::path& folder) const {
   fs::create_directories(folder, error);
   if (error) fail(ErrorCode::kIo, "cannot make the folder {}: {}", folder.string(), error.message());
   save_model(
-      folder, config(), dtype(), [&](const Parameter& p, std::size_t) { return weights.dense(p); }, io::kDefaultShardBytes);
+      folder, config(), dtype(), [&](const Parameter& p, std::size_t) { return weights.dense(p); }, io::kDefaultShardBytes,
+      /*progress=*/{}, [&] { weights.check(); });
   train::write_companions(folder, config(), tokenizer());
 }
 

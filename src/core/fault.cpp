@@ -12,7 +12,8 @@ void throw_fault(std::uint64_t fault) {
   switch (code) {
     case FaultCode::kScoresNotFinite:
       fail(ErrorCode::kNumeric,
-           "{}: the gate's scores are NaN or infinite; look for NaN or infinity in this layer's input and gate weights",
+           "{}: the gate's scores are NaN or infinite; look for NaN or infinity in this layer's input, gate weights and "
+           "selection bias",
            place);
     case FaultCode::kNoSuchToken: fail(ErrorCode::kInvalidArgument, "{}: the vocabulary has no such token id", place);
     case FaultCode::kLossNotFinite:

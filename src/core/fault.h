@@ -8,7 +8,7 @@
 namespace dsmoe {
 
 enum class FaultCode : std::uint8_t {
-  kScoresNotFinite = 1,  // the gate's logits of a token are NaN or infinite
+  kScoresNotFinite = 1,  // the gate's logits of a token, or its scores with the selection bias, are NaN or infinite
   kNoSuchToken = 2,      // a token id that the vocabulary does not have
   kLossNotFinite = 3,    // the loss of a token is NaN or infinite
 };

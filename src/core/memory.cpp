@@ -86,7 +86,7 @@ std::shared_ptr<void> allocate_memory(std::size_t bytes) {
   const bool reuse = kReuse && size >= kSmall && size < kLargest;
   void* memory = reuse ? blocks().take(size) : nullptr;
   if (memory == nullptr) memory = from_system(size);
-  return std::shared_ptr<void>(memory, [size, reuse](void* p) {
+  return std::shared_ptr<void>(memory, [=](void* p) {
     if (!reuse || !blocks().keep(p, size)) std::free(p);
   });
 }

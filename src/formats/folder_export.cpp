@@ -22,7 +22,7 @@ std::string generation_config(const ModelConfig& c) {
 }  // namespace
 
 void save_model(const std::filesystem::path& folder, const ModelConfig& config, DType dtype, const TensorSource& tensor,
-                std::uint64_t max_shard_bytes, const ByteProgress& progress) {
+                std::uint64_t max_shard_bytes, const ByteProgress& progress, const std::function<void()>& check) {
   const std::vector<Parameter> parameters = parameter_list(config);
   std::vector<io::TensorSpec> specs;
   std::uint64_t total = 0, done = 0;
@@ -37,6 +37,7 @@ void save_model(const std::filesystem::path& folder, const ModelConfig& config, 
     done += t.bytes();
     if (progress) progress(done, total);
   }
+  if (check) check();
   ModelConfig stored = config;
   stored.torch_dtype = dtype;
   io::write_file_atomically(folder / "config.json", stored.to_json());
@@ -51,7 +52,8 @@ void save_model(const std::filesystem::path& folder, const ModelSource& source, 
     last = p;
     return to_plain(source.tensor(p), dtype);
   };
-  save_model(folder, source.config(), dtype, next, max_shard_bytes, progress);
+  source.checked(
+      [&] { save_model(folder, source.config(), dtype, next, max_shard_bytes, progress, [&] { source.check_files(); }); });
 }
 
 void write_companions(const std::filesystem::path& folder, const ModelConfig& config,

@@ -12,9 +12,10 @@ namespace dsmoe {
 
 class ModelSource;
 
-// config.json and the weights, shard by shard. `progress` (may be empty) hears of bytes written so far and in all.
+// config.json and the weights, shard by shard. `progress` (may be empty) hears of bytes written so far and in all; `check`
+// (may be empty) throws when the tensors that were given turn out to be wrong, before the model is there.
 void save_model(const std::filesystem::path& folder, const ModelConfig& config, DType dtype, const TensorSource& tensor,
-                std::uint64_t max_shard_bytes, const ByteProgress& progress = {});
+                std::uint64_t max_shard_bytes, const ByteProgress& progress = {}, const std::function<void()>& check = {});
 // The same of a model in another place or format, without holding it.
 void save_model(const std::filesystem::path& folder, const ModelSource& source, DType dtype, std::uint64_t max_shard_bytes,
                 const ByteProgress& progress = {});

@@ -4,8 +4,10 @@
 #include "formats/config_json.h"
 #include "formats/gguf_export.h"
 #include "formats/lazy.h"
+#include "formats/mapped_tensors.h"
 #include "io/checkpoint.h"
 #include "model/families/family.h"
+#include "model/plan.h"
 
 namespace dsmoe {
 
@@ -14,9 +16,13 @@ namespace {
 namespace fs = std::filesystem;
 
 void check_names(const io::Checkpoint& checkpoint, const ModelConfig& config) {
+  // So many are missing that no list of them helps; and the list would be longer than what the files hold.
+  constexpr Index kListed = 10'000;
+  const auto have = static_cast<Index>(checkpoint.names().size());
+  if (const Index need = count_parameters(config).tensors; need > 2 * have + kListed)
+    fail(ErrorCode::kFormat, "{}: {} tensors, but the model of its config.json has {}", checkpoint.path(), have, need);
   std::vector<std::string> names;
   for (const Parameter& p : parameter_list(config)) names.push_back(p.name);
-  // Some writers store a tied head a second time.
   // A tied head is the embedding; some files store it all the same, under the name that the family has for it, if any.
   for (const RoleName& role : family_of(config.model_type).names) {
     const std::string head(role.name);
@@ -64,12 +70,20 @@ class FolderSource final : public ModelSource {
 
     std::vector<Tensor> tensors;
     for (const Parameter& p : parameters) tensors.push_back(read(from, p).to(dsmoe::stored_dtype(p, wanted)));
-    return listed_weights(config, parameters, std::move(tensors));
+    auto check = check_of(from.maps(), tensors);
+    ModelWeights weights = listed_weights(config, parameters, std::move(tensors));
+    weights.check_files = std::move(check);
+    return weights;
   }
 
-  void check_tensors() const override { check_names(checkpoint(), config()); }
+  void check_tensors() const override {
+    check_names(checkpoint(), config());
+    tensor(parameter_list(config()).front());  // its shape: a tokenizer is written for as many tokens as the embedding has
+  }
   Tensor tensor(const Parameter& p) const override { return read(checkpoint(), p); }
   void release(const Parameter& p) const override { checkpoint().advise(p.name, io::Advice::kDontNeed); }
+
+  void check_files() const override { dsmoe::check_files(checkpoint().maps()); }
 
   io::GgufMetadata export_metadata(const std::string& name) const override {
     return gguf_export_metadata(config(), tokenizer(), name);

@@ -70,6 +70,11 @@ void check_supported(const GgufMetadata& m) {
 void read_sizes(const io::GgufFile& file, ModelConfig& c) {
   const GgufMetadata& m = file.metadata();
   c.num_hidden_layers = m.integer(key("block_count"));
+  // Each layer has tensors: what goes over the layers below, and lists of them, follow what the file holds.
+  const auto tensors = static_cast<Index>(file.tensors().size());
+  if (c.num_hidden_layers < 1 || c.num_hidden_layers > tensors)
+    fail(ErrorCode::kFormat, "{}: {} is {}, but the file has {} tensors", m.where(), key("block_count"),
+         c.num_hidden_layers, tensors);
   c.max_position_embeddings = m.integer(key("context_length"));
   c.hidden_size = m.integer(key("embedding_length"));
   c.num_attention_heads = uniform(m, key("attention.head_count"));
@@ -90,7 +95,8 @@ void read_sizes(const io::GgufFile& file, ModelConfig& c) {
   c.vocab_size = table.rank() == 2 ? table[0] : m.integer(key("vocab_size"));
 }
 
-void read_experts(const GgufMetadata& m, ModelConfig& c) {
+void read_experts(const io::GgufFile& file, ModelConfig& c) {
+  const GgufMetadata& m = file.metadata();
   const Index experts = m.integer(key("expert_count"), 0);
   const Index dense = m.integer(key("leading_dense_block_count"), 0);
   if (experts == 0 || dense >= c.num_hidden_layers) {
@@ -98,6 +104,9 @@ void read_experts(const GgufMetadata& m, ModelConfig& c) {
     c.n_routed_experts = c.num_experts_per_tok = c.n_shared_experts = std::nullopt;
     return;
   }
+  const std::string router = fmt::format("blk.{}.ffn_gate_inp.weight", dense);
+  if (const Shape& shape = file.info(router).shape; shape.rank() != 2 || shape[0] != experts)
+    fail(ErrorCode::kFormat, "{}: {} is {}, but tensor '{}' is {}", m.where(), key("expert_count"), experts, router, shape);
   c.n_routed_experts = experts;
   c.num_experts_per_tok = m.integer(key("expert_used_count"));
   const Index shared = m.integer(key("expert_shared_count"), 0);
@@ -190,7 +199,7 @@ ModelConfig config_from_gguf(const io::GgufFile& file) {
   if (m.contains(kConfigJson))
     c = ModelConfig::from_json(m.text(kConfigJson), fmt::format("{}: {}", file.path(), kConfigJson));
   read_sizes(file, c);
-  read_experts(m, c);
+  read_experts(file, c);
   read_tokens(m, c);
   // f32 is what the format has; where config.json says the same number with more digits, that is kept.
   const auto keep = [&](double& value, const char* name, double otherwise) {

@@ -176,7 +176,7 @@ std::uint64_t gguf_bytes(const ModelConfig& config, const GgufFileType& type) { 
 
 void write_gguf(Context& ctx, const std::filesystem::path& path, const ModelConfig& config, io::GgufMetadata metadata,
                 const GgufFileType& type, const TensorSource& tensor, const std::function<void(const Parameter&)>& release,
-                const ByteProgress& progress) {
+                const ByteProgress& progress, const std::function<void()>& check) {
   check_gguf_carries(config);
   const Plan plan(config, type);
   Output out(path, plan, std::move(metadata), type, progress);
@@ -187,15 +187,18 @@ void write_gguf(Context& ctx, const std::filesystem::path& path, const ModelConf
       if (release) release(plan.parameters[number]);
     }
   }
+  if (check) check();
   out.finish();
 }
 
 void write_gguf(Context& ctx, const std::filesystem::path& path, const ModelSource& source, io::GgufMetadata metadata,
                 const GgufFileType& type, const ByteProgress& progress) {
-  write_gguf(
-      ctx, path, source.config(), std::move(metadata), type,
-      [&](const Parameter& p, std::size_t) { return source.tensor(p); }, [&](const Parameter& p) { source.release(p); },
-      progress);
+  source.checked([&] {
+    write_gguf(
+        ctx, path, source.config(), std::move(metadata), type,
+        [&](const Parameter& p, std::size_t) { return source.tensor(p); }, [&](const Parameter& p) { source.release(p); },
+        progress, [&] { source.check_files(); });
+  });
 }
 
 void write_random_gguf(Context& ctx, const std::filesystem::path& path, const ModelConfig& config,

@@ -27,10 +27,11 @@ io::GgufMetadata gguf_export_metadata(const ModelConfig& config, const std::opti
 std::uint64_t gguf_bytes(const ModelConfig& config, const GgufFileType& type);
 
 // `metadata` as gguf_export_metadata() makes it; the keys of the file's type are added. `tensor` gives
-// parameters in any dtype; `release` (may be empty) hears when one is done with. The file appears when it is complete.
+// parameters in any dtype; `release` (may be empty) hears when one is done with. The file appears when it is complete, and
+// `check` (may be empty) has not thrown, which it does when the tensors that were given turn out to be wrong.
 void write_gguf(Context& ctx, const std::filesystem::path& path, const ModelConfig& config, io::GgufMetadata metadata,
                 const GgufFileType& type, const TensorSource& tensor, const std::function<void(const Parameter&)>& release,
-                const ByteProgress& progress);
+                const ByteProgress& progress, const std::function<void()>& check = {});
 
 // A model in another place or format, without holding it.
 void write_gguf(Context& ctx, const std::filesystem::path& path, const ModelSource& source, io::GgufMetadata metadata,

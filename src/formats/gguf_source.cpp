@@ -7,6 +7,7 @@
 #include "formats/gguf_tokenizer.h"
 #include "formats/gguf_weights.h"
 #include "formats/lazy.h"
+#include "formats/mapped_tensors.h"
 
 namespace dsmoe {
 
@@ -51,6 +52,8 @@ class GgufSource final : public ModelSource {
     const GgufTensor& held = places().layout[t];
     if (i + 1 == held.parameters.size() && file_.contains(held.name)) file_.advise(held.name, io::Advice::kDontNeed);
   }
+
+  void check_files() const override { dsmoe::check_files(file_.maps()); }
 
   io::GgufMetadata export_metadata(const std::string&) const override {
     io::GgufMetadata m = file_.metadata();

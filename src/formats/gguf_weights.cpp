@@ -5,6 +5,7 @@
 
 #include "core/fail.h"
 #include "formats/gguf_rows.h"
+#include "formats/mapped_tensors.h"
 #include "io/checkpoint.h"
 
 namespace dsmoe {
@@ -90,7 +91,10 @@ ModelWeights load_gguf_weights(io::GgufFile file, const ModelConfig& config, std
     // The rows of the copy are used from now on; without this the map's would stay in memory beside them.
     if (t.heads > 0) file.advise(t.name, io::Advice::kDontNeed);
   }
-  return listed_weights(config, parameters, std::move(tensors));
+  auto check = check_of(file.maps(), tensors);
+  ModelWeights weights = listed_weights(config, parameters, std::move(tensors));
+  weights.check_files = std::move(check);
+  return weights;
 }
 
 }  // namespace dsmoe

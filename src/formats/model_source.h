@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "dsmoe/error.h"
 #include "dsmoe/model_config.h"
 #include "dsmoe/tokenizer.h"
 #include "formats/model_io.h"
@@ -45,6 +46,19 @@ class ModelSource {
   virtual void check_tensors() const = 0;                       // refuses missing and unexpected tensors by name
   virtual Tensor tensor(const Parameter& parameter) const = 0;  // as it is stored
   virtual void release(const Parameter& parameter) const = 0;   // its pages are not needed any more
+
+  // At the end of reading so: throws when a file was truncated or written to meanwhile.
+  virtual void check_files() const = 0;
+  // Runs what reads so; what it throws is the files' fault first: a write from lost pages fails too.
+  template <class Read>
+  void checked(Read&& read) const {
+    try {
+      read();
+    } catch (const Error&) {
+      check_files();
+      throw;
+    }
+  }
 
   // For writing the model as a GGUF file: a GGUF file's own, with nothing lost; else made anew for a model of this name.
   virtual io::GgufMetadata export_metadata(const std::string& name) const = 0;

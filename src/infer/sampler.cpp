@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/options.h"
 #include "core/random.h"
@@ -23,8 +24,8 @@ std::int32_t Sampler::sample(std::span<const float> logits_in, std::span<const s
   const SamplerOptions& o = options_;
   logits_.assign(logits_in.begin(), logits_in.end());
   for (std::size_t i = 0; i < logits_.size(); ++i)
-    if (std::isnan(logits_[i]))
-      fail(ErrorCode::kNumeric, "the logit of token {} is NaN; the model's weights may be damaged", i);
+    if (!std::isfinite(logits_[i]))
+      fail(ErrorCode::kNumeric, "the logit of token {} is {}; the model's weights may be damaged", i, logits_[i]);
 
   if (o.repetition_penalty != 1.0f) {
     const std::size_t window = std::min(history.size(), static_cast<std::size_t>(o.repetition_window));
@@ -33,7 +34,9 @@ std::int32_t Sampler::sample(std::span<const float> logits_in, std::span<const s
     recent.erase(std::unique(recent.begin(), recent.end()), recent.end());
     for (const std::int32_t id : recent) {
       float& x = logits_[static_cast<std::size_t>(id)];
-      x = x > 0 ? x / o.repetition_penalty : x * o.repetition_penalty;
+      // A penalty near 0 must not make an infinity of it.
+      constexpr float kMost = std::numeric_limits<float>::max();
+      x = std::clamp(x > 0 ? x / o.repetition_penalty : x * o.repetition_penalty, -kMost, kMost);
     }
   }
   if (o.temperature == 0)

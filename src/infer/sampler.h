@@ -12,7 +12,7 @@ namespace dsmoe {
 class Sampler {
  public:
   explicit Sampler(const SamplerOptions& options);
-  // logits [V]; history: the tokens so far, latest last.
+  // logits [V]; history: the tokens so far, latest last. NaN and infinite logits are an Error.
   std::int32_t sample(std::span<const float> logits, std::span<const std::int32_t> history);
 
  private:

@@ -66,7 +66,9 @@ Checkpoint Checkpoint::open(const fs::path& path) {
 void Checkpoint::open_shards(const fs::path& folder) {
   const auto index = MappedFile::open(folder / kIndexFile);
   const std::string where = index->path().string();
-  const WeightMap map = parse_index({reinterpret_cast<const char*>(index->bytes().data()), index->size()}, where);
+  const WeightMap map = index->checked([&] {
+    return parse_index({reinterpret_cast<const char*>(index->bytes().data()), index->size()}, where);
+  });
   std::set<std::string> file_names;
   for (const auto& [name, file] : map) file_names.insert(file);
   for (const std::string& file_name : file_names) {
@@ -116,6 +118,13 @@ void Checkpoint::read_into_memory(const MappedFile::Progress& progress) {
     });
     before += file.data_bytes();
   }
+}
+
+std::vector<std::shared_ptr<const MappedFile>> Checkpoint::maps() const {
+  std::vector<std::shared_ptr<const MappedFile>> all;
+  for (const SafetensorsFile& file : files_)
+    if (file.map()) all.push_back(file.map());
+  return all;
 }
 
 std::uint64_t Checkpoint::total_bytes() const {

@@ -41,6 +41,8 @@ class Checkpoint {
   Tensor tensor(std::string_view name) const { return file_of(name).tensor(name); }
   void advise(std::string_view name, Advice advice) const { file_of(name).advise(name, advice); }
 
+  std::vector<std::shared_ptr<const MappedFile>> maps() const;  // of all files
+
   void read_into_memory(const MappedFile::Progress& progress = {});  // all files, as SafetensorsFile's
 
   // The tensor, which must have this shape and one of these dtypes.

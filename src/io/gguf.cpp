@@ -163,7 +163,7 @@ bool GgufFile::is_gguf(const std::filesystem::path& path) {
 
 GgufFile GgufFile::open(const std::filesystem::path& path) {
   auto map = MappedFile::open(path);
-  GgufFile file = from_memory(map->bytes(), path.string(), map);
+  GgufFile file = map->checked([&] { return from_memory(map->bytes(), path.string(), map); });
   file.map_ = std::move(map);
   return file;
 }

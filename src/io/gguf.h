@@ -55,6 +55,11 @@ class GgufFile {
   const GgufTensorInfo& info(std::string_view name) const;  // throws Error when there is none
   std::size_t file_bytes() const { return file_bytes_; }
 
+  // What the tensors' bytes lie in: one file, none for from_memory().
+  std::vector<std::shared_ptr<const MappedFile>> maps() const {
+    return map_ ? std::vector{map_} : std::vector<std::shared_ptr<const MappedFile>>();
+  }
+
   // From now on tensors are views of a copy in memory, which is read here (MappedFile::in_memory).
   void read_into_memory(const MappedFile::Progress& progress = {});
 

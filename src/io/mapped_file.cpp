@@ -65,34 +65,48 @@ class ParallelReader {
 
 }  // namespace
 
+namespace {
+std::int64_t modified(const struct stat& status) {
+  return std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+}
+}  // namespace
+
 std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
   // O_NONBLOCK: opening a pipe by mistake is refused below instead of waiting for its writer.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) fail(ErrorCode::kIo, "{}: cannot open: {}", path.string(), std::strerror(errno));
   const std::shared_ptr<MappedFile> file(new MappedFile);
   file->path_ = path;
+  file->fd_ = fd;
   struct stat status {};
-  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
-    ::close(fd);
-    fail(ErrorCode::kIo, "{}: not a regular file", path.string());
-  }
+  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) fail(ErrorCode::kIo, "{}: not a regular file", path.string());
   const auto size = static_cast<std::size_t>(status.st_size);
   void* data = size == 0 ? nullptr : ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
-  const int map_error = errno;
-  ::close(fd);
-  if (data == MAP_FAILED) {
-    fail(ErrorCode::kIo, "{}: cannot map {} bytes: {}", path.string(), size, std::strerror(map_error));
-  }
+  if (data == MAP_FAILED) fail(ErrorCode::kIo, "{}: cannot map {} bytes: {}", path.string(), size, std::strerror(errno));
   file->data_ = static_cast<const std::byte*>(data);
   file->size_ = size;
   file->device_ = status.st_dev;
   file->inode_ = status.st_ino;
+  file->modified_ = modified(status);
+  if (size != 0) file->guard_ = std::make_unique<MappingGuard>(data, size);
   return file;
 }
 
 bool MappedFile::replaced() const {
   struct stat status {};
   return ::stat(path_.c_str(), &status) != 0 || status.st_dev != device_ || status.st_ino != inode_;
+}
+
+void MappedFile::check() const {
+  if (fd_ < 0) return;
+  struct stat status {};
+  const bool known = ::fstat(fd_, &status) == 0;
+  if (!known || static_cast<std::size_t>(status.st_size) != size_ || (guard_ && guard_->lost()))
+    fail(ErrorCode::kIo,
+         "{}: the file was truncated, or cannot be read any more, while it was in use; bring it back and load it again",
+         path_.string());
+  if (modified(status) != modified_)
+    fail(ErrorCode::kIo, "{}: the file was written to while it was in use; load it again", path_.string());
 }
 
 std::shared_ptr<const MappedFile> MappedFile::in_memory(const Progress& progress) const {
@@ -118,7 +132,9 @@ std::shared_ptr<const MappedFile> MappedFile::in_memory(const Progress& progress
 }
 
 MappedFile::~MappedFile() {
+  guard_.reset();
   if (data_ != nullptr && !own_memory_) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (fd_ >= 0) ::close(fd_);
 }
 
 void MappedFile::advise(Advice advice, std::size_t offset, std::size_t count) const {

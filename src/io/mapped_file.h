@@ -9,6 +9,9 @@
 #include <memory>
 #include <span>
 
+#include "dsmoe/error.h"
+#include "io/mapping_guard.h"
+
 namespace dsmoe::io {
 
 enum class Advice : std::uint8_t {
@@ -20,8 +23,7 @@ enum class Advice : std::uint8_t {
 
 class MappedFile {
  public:
-  // Regular files only. A file that shrinks while it is mapped ends the process with SIGBUS when the lost part
-  // is touched: replace files by renaming, as AtomicFile does, never by truncating them.
+  // Regular files only. Replace files by renaming, as AtomicFile does, never by writing to them: see check().
   static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -32,6 +34,23 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
 
   bool replaced() const;  // path() is now another file, or none
+
+  // Throws when the file was truncated or written to since it was opened, or could not be read: bytes that were lost have
+  // been read as zeros (mapping_guard.h). So whoever used bytes() asks before he gives away what he made of them.
+  // Never for bytes in memory of the process's own.
+  void check() const;
+  // The result of a function that reads the bytes, after check(); what it throws is the file's fault first.
+  template <class Read>
+  auto checked(Read&& read) const {
+    try {
+      auto result = read();
+      check();
+      return result;
+    } catch (const Error&) {
+      check();
+      throw;
+    }
+  }
 
   // The same bytes in memory of the process's own, in large pages where the system has them. The pages of a mapped file
   // are small and lie anywhere, which costs a reader of many weights up to a third of the memory's speed
@@ -50,6 +69,9 @@ class MappedFile {
   std::filesystem::path path_;
   const std::byte* data_ = nullptr;
   std::size_t size_ = 0;
+  int fd_ = -1;                // of the mapped file, for check()
+  std::int64_t modified_ = 0;  // nanoseconds
+  std::unique_ptr<MappingGuard> guard_;
   std::uint64_t device_ = 0;
   std::uint64_t inode_ = 0;           // not used again for another file while this one is mapped
   std::shared_ptr<void> own_memory_;  // of in_memory(); else data_ is the map

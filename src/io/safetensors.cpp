@@ -12,7 +12,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors data is l
 
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   auto map = MappedFile::open(path);
-  SafetensorsFile file = from_memory(map->bytes(), path.string(), map);
+  SafetensorsFile file = map->checked([&] { return from_memory(map->bytes(), path.string(), map); });
   file.map_ = std::move(map);
   return file;
 }

@@ -37,6 +37,9 @@ class SafetensorsFile {
   const Metadata& metadata() const { return metadata_; }
   std::uint64_t data_bytes() const { return data_.size(); }
 
+  // What the tensors' bytes lie in; empty for from_memory().
+  const std::shared_ptr<const MappedFile>& map() const { return map_; }
+
   // From now on tensors are views of a copy in memory, which is read here (MappedFile::in_memory).
   void read_into_memory(const MappedFile::Progress& progress = {});
 

@@ -3,6 +3,7 @@
 
 #include "core/fail.h"
 #include "dsmoe/model_config.h"
+#include "dsmoe/segmentation.h"
 #include "model/families/family.h"
 
 namespace dsmoe {
@@ -10,9 +11,10 @@ namespace dsmoe {
 namespace {
 
 // Bounds of what is taken from a file, far above any model that exists, so that no later product of sizes overflows
-// and no list of tensors eats the memory.
+// and no list of tensors eats the memory: the longest has 200 MB, with its names. docs/design/limits.md has them all.
 constexpr Index kMaxSize = std::numeric_limits<std::int32_t>::max();
-constexpr Index kMaxTensors = Index{1} << 22;
+constexpr Index kMaxExperts = Segmentation::kMaxExperts;  // of a layer, shared ones too
+constexpr Index kMaxTensors = Index{1} << 20;
 constexpr Index kMaxParameters = Index{1} << 56;
 
 void check_size(const char* field, Index value, Index least = 1) {
@@ -86,6 +88,9 @@ void check_moe(const ModelConfig& c) {
   require(c.experts_per_token() <= c.routed_experts(), "num_experts_per_tok is {}, more than n_routed_experts {}",
           c.experts_per_token(), c.routed_experts());
   check_size("n_shared_experts", c.shared_experts(), 0);
+  require(c.routed_experts() + c.shared_experts() <= kMaxExperts,
+          "n_routed_experts {} and n_shared_experts {} are together more than the {} experts that a layer may have",
+          c.routed_experts(), c.shared_experts(), kMaxExperts);
   check_size("moe_intermediate_size", c.moe_intermediate_size);
   require(c.shared_experts() * c.moe_intermediate_size <= kMaxSize,
           "n_shared_experts {} times moe_intermediate_size {} is more than the largest supported width {}",

@@ -6,9 +6,15 @@
 namespace dsmoe {
 
 std::vector<Parameter> registered_parameters(const ModelSpec& spec) {
-  ParameterRegistry registry;
+  std::vector<Parameter> list;
+  ParameterRegistry registry([&](Parameter&& p) { list.push_back(std::move(p)); });
   register_parameters(spec, registry);
-  return registry.take();
+  return list;
+}
+
+void visit_parameters(const ModelSpec& spec, const std::function<void(const Parameter&)>& visit) {
+  ParameterRegistry registry(visit);
+  register_parameters(spec, registry);
 }
 
 std::vector<Parameter> parameter_list(const ModelConfig& config) {

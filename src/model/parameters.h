@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -85,25 +87,28 @@ inline DType stored_dtype(const Parameter& p, DType dtype) { return p.traits.alw
 // Modules add to it, in the order of the list. Roles are string literals.
 class ParameterRegistry {
  public:
+  using Visit = std::function<void(Parameter&&)>;
+  explicit ParameterRegistry(Visit visit) : visit_(std::move(visit)) {}
+
   void enter_layer(Index layer) { layer_ = layer; }  // what follows belongs to it; -1 outside the layers
   void add(std::string_view role, Shape shape, const ParameterTraits& traits, ModelPlace at) {
-    list_.push_back({{}, role, shape, traits, at, -1, -1});
+    visit_({{}, role, shape, traits, at, -1, -1});
   }
   void add(std::string_view role, Shape shape, const ParameterTraits& traits, LayerPlace at) {
-    list_.push_back({{}, role, shape, traits, at, layer_, -1});
+    visit_({{}, role, shape, traits, at, layer_, -1});
   }
   void add(std::string_view role, Shape shape, const ParameterTraits& traits, ExpertPlace at, Index expert = -1) {
-    list_.push_back({{}, role, shape, traits, at, layer_, expert});
+    visit_({{}, role, shape, traits, at, layer_, expert});
   }
-  std::vector<Parameter> take() { return std::move(list_); }
 
  private:
-  std::vector<Parameter> list_;
+  Visit visit_;
   Index layer_ = -1;
 };
 
-// Without names: what the modules of a spec register.
+// Without names: what the modules of a spec register, as a list, or one after the other for those who only count.
 std::vector<Parameter> registered_parameters(const ModelSpec& spec);
+void visit_parameters(const ModelSpec& spec, const std::function<void(const Parameter&)>& visit);
 // With the names of the config's family; validates the config first.
 std::vector<Parameter> parameter_list(const ModelConfig& config);
 

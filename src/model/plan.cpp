@@ -60,15 +60,15 @@ Index quantized_bytes(const Parameter& p, Index block_bytes) {
 
 ParameterCount count_parameters(const ModelConfig& config) {
   ParameterCount count;
-  for (const Parameter& p : registered_parameters(checked_spec(config))) {
+  visit_parameters(checked_spec(config), [&](const Parameter& p) {
     const Index n = p.shape.numel();
     ++count.tensors;
     count.total += n;
     count.*field_of(p.traits.group) += n;
-    if (!p.traits.activated) continue;
+    if (!p.traits.activated) return;
     count.activated += n;
     if (p.in(Group::kRoutedExperts) || p.in(Group::kSharedExperts) || p.in(Group::kRouter)) count.moe_activated += n;
-  }
+  });
   return count;
 }
 
@@ -88,12 +88,12 @@ InferenceMemory inference_memory(const ModelConfig& config, Index context) {
   check_context(context);
   InferenceMemory memory;
   const ModelSpec spec = checked_spec(config);
-  for (const Parameter& p : registered_parameters(spec)) {
+  visit_parameters(spec, [&](const Parameter& p) {
     memory.weights_f32 += 4 * p.shape.numel();
     memory.weights_bf16 += 2 * p.shape.numel();
     memory.weights_q8_0 += quantized_bytes(p, 34);
     memory.weights_q4_0 += quantized_bytes(p, 18);
-  }
+  });
   __int128 per_token = 0;
   for (const LayerSpec& layer : spec.layers) per_token += 2 * (kv_layout(layer).k_width + kv_layout(layer).v_width);
   memory.kv_per_token = checked(per_token, "the KV cache of a token");

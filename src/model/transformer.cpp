@@ -98,11 +98,16 @@ void add_loss(Context& ctx, LossResult& result, const Tensor& sum_and_count) {
 
 }  // namespace
 
-Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks, ForwardSaved* saved) const {
+Tensor Transformer::run(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks, ForwardSaved* saved) const {
   require(batch.tokens() > 0, "no tokens to run");
   require(saved == nullptr || batch.pool() == nullptr, "a training pass has no KV cache");
   batch.check();
-  const Tensor x = run(ctx, Pass(ctx, batch, rope_, hooks, *weights_), saved);
+  return run(ctx, Pass(ctx, batch, rope_, hooks, *weights_), saved);
+}
+
+Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks, ForwardSaved* saved) const {
+  const Tensor x = run(ctx, batch, hooks, saved);
+  weights_->check();
   batch.advance();
   return x;
 }
@@ -129,7 +134,10 @@ Tensor Transformer::run(Context& ctx, const Pass& pass, ForwardSaved* saved) con
 
 Tensor Transformer::logits(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks) const {
   if (DecodeGraphs::serve(ctx, *this, batch, hooks)) return batch.pool()->graphs().logits(ctx, *this, batch);
-  return head(ctx, batch, forward(ctx, batch, hooks));
+  const Tensor logits = head(ctx, batch, run(ctx, batch, hooks, nullptr));
+  weights_->check();
+  batch.advance();
+  return logits;
 }
 
 Tensor Transformer::decode(Context& ctx, const ForwardBatch& batch, const ops::Slices& slices, const Tensor& ids) const {
@@ -196,6 +204,7 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
     blocks_[l].backward(ctx, pass, block, dx, grads.layers[l], aux_scale);
   }
   ops::embedding_backward(ctx, Tensor::view_of(ids), dx, grads.embedding);
+  weights_->check();
   return result;
 }
 
@@ -211,6 +220,7 @@ LossResult Transformer::losses(Context& ctx, std::span<const std::int32_t> ids, 
     Tensor rows = token_losses.rows(first, last);
     add_loss(ctx, result, ops::cross_entropy(ctx, logits, part(targets, first, last), &rows));
   });
+  weights_->check();
   return result;
 }
 

@@ -58,7 +58,8 @@ class Transformer {
   std::shared_ptr<KvPool> make_kv_pool(Index tokens, DType dtype) const;
 
   // Runs a batch through the blocks and returns the residual stream after the last, f32 [T, D]. Sequences of a pool are
-  // longer afterwards; when a pass fails, they are as they were. `saved`: for training, with a batch without a pool.
+  // longer afterwards; when a pass fails, they are as they were. This and all that follow end with ModelWeights::check().
+  // `saved`: for training, with a batch without a pool.
   Tensor forward(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks = {}, ForwardSaved* saved = nullptr) const;
   // For a captured pass: logits() of a batch whose slices and tokens are where the work runs, without a look at its
   // sequences.
@@ -78,7 +79,9 @@ class Transformer {
                     Index sequence_length, Tensor& token_losses, const PassHooks& hooks = {}) const;
 
  private:
-  Tensor run(Context& ctx, const Pass& pass, ForwardSaved* saved) const;  // embedding and blocks
+  // Embedding and blocks.
+  Tensor run(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks, ForwardSaved* saved) const;
+  Tensor run(Context& ctx, const Pass& pass, ForwardSaved* saved) const;
   Tensor head(Context& ctx, const ForwardBatch& batch, const Tensor& x) const;
 
   // Behind pointers, since the blocks refer to them and a Transformer may be moved.

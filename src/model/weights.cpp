@@ -121,6 +121,7 @@ ModelWeights listed_weights(const ModelSpec& spec, std::span<const Parameter> pa
 ModelWeights owned_copy(const ModelSpec& spec, const ModelWeights& weights, DType dtype, Device device) {
   ModelWeights out = empty_weights(spec, dtype, device);
   for (const Parameter& p : registered_parameters(spec)) out.view(p).assign(weights.dense(p));
+  weights.check();
   return out;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -35,7 +36,13 @@ struct ModelTensors {
   std::vector<LayerTensors> layers;
   Tensor final_norm;  // [D]
   Tensor head;        // [V, D]; the embedding's own tensor when tied
+  // Throws when a file that tensors lie in was truncated or written to: what was computed with them is wrong then. Empty
+  // for tensors in memory of their own. See docs/design/mapped-files.md.
+  std::function<void()> check_files = {};
 
+  void check() const {  // at the end of whatever read the tensors
+    if (check_files) check_files();
+  }
   TensorView view(const Parameter& parameter) const;  // the numbers that a name of the list stands for
   Tensor dense(const Parameter& parameter) const { return view(parameter).dense(); }
 };

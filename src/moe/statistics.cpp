@@ -9,7 +9,7 @@ namespace dsmoe {
 RoutingStatistics::RoutingStatistics(Index routed_experts)
     : experts_(routed_experts),
       load_(static_cast<std::size_t>(routed_experts)),
-      together_(static_cast<std::size_t>(routed_experts * routed_experts)),
+      together_(static_cast<std::size_t>(routed_experts)),
       weight_sum_(static_cast<std::size_t>(routed_experts)) {}
 
 void RoutingStatistics::add(const Routing& routing) {
@@ -23,7 +23,9 @@ void RoutingStatistics::add(const Routing& routing) {
       const Index e = expert[t * k + a];
       load_[static_cast<std::size_t>(e)]++;
       weight_sum_[static_cast<std::size_t>(e)] += weight[t * k + a];
-      for (Index b = 0; b < k; ++b) together_[static_cast<std::size_t>(e * experts_ + expert[t * k + b])]++;
+      std::vector<std::int64_t>& row = together_[static_cast<std::size_t>(e)];
+      row.resize(static_cast<std::size_t>(experts_));
+      for (Index b = 0; b < k; ++b) row[static_cast<std::size_t>(expert[t * k + b])]++;
     }
   }
   tokens_ += tokens;

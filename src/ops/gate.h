@@ -62,7 +62,7 @@ struct Gated {
 
 // x [T, D] f32 or bf16, weight [E, D], bias [E] f32 (may be empty) is added to the scores for choosing only. `shared`: the
 // entries of the list of experts that every token takes. `training`: keep everything that gate_backward() needs.
-// NaN or infinite logits are an Error with the layer and the token; on a GPU it is thrown when the Context is waited for.
+// NaN or infinite logits or bias are an Error with the layer; on a GPU it is thrown when the Context is waited for.
 // Overrides (may be null) mask experts; `config` already has their changes.
 Gated gate(Context& ctx, const MoeConfig& config, const Tensor& x, const Tensor& weight, const Tensor& bias, Index shared,
            bool training, const RoutingOverrides* overrides = nullptr);

@@ -78,6 +78,13 @@ void bar(const RoutingOverrides& o, const MoeConfig& c, std::vector<float>& choi
        layer, token, expert, value);
 }
 
+void check_bias(const MoeConfig& c, const float* bias) {
+  for (Index i = 0; i < c.routed_experts; ++i)
+    if (!std::isfinite(bias[i]))
+      fail(ErrorCode::kNumeric, "{}the selection bias of expert {} is {}; the model's weights may be damaged",
+           c.layer_index >= 0 ? fmt::format("layer {}: ", c.layer_index) : "", i, bias[i]);
+}
+
 bool normalises(const MoeConfig& c) { return c.norm_topk_prob && c.experts_per_token > 1; }
 
 }  // namespace
@@ -94,6 +101,7 @@ Chosen route(Context& ctx, const MoeConfig& c, const Tensor& logits, const Tenso
   float* const lse = c.router_z_alpha > 0 ? out.lse.data<float>() : nullptr;
   auto* const experts = out.experts.data<std::int32_t>();
   const float* shift = c.selection_bias ? bias.data<float>() : nullptr;
+  if (shift) check_bias(c, shift);
   const auto score_row = ctx.backend() == Backend::kRef ? ref::scores_row : cpu::scores_row;
 
   each_token(ctx, tokens, [&](Index t) {

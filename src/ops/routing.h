@@ -7,7 +7,7 @@
 namespace dsmoe::ops {
 
 // bias [E] f32 (may be empty) is added to the scores for choosing only.
-// NaN or infinite logits give an Error with the layer and the token.
+// NaN or infinite logits give an Error with the layer and the token, a NaN or infinite bias one with the layer.
 // Overrides (may be null) mask experts; `config` already has their K.
 Chosen route(Context& ctx, const MoeConfig& config, const Tensor& logits, const Tensor& bias,
              const RoutingOverrides* overrides = nullptr);

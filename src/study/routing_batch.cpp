@@ -6,6 +6,10 @@
 
 namespace dsmoe::study {
 
+namespace {
+constexpr Index kMaxExperts = 4096;  // of one layer
+}
+
 RoutingShape RoutingShape::of(const ModelConfig& config) {
   RoutingShape shape{config.vocab_size, config.routed_experts(), config.experts_per_token(), {}};
   for (Index layer = 0; layer < config.num_hidden_layers; ++layer)
@@ -19,10 +23,12 @@ void RoutingShape::validate() const {
   const auto in = [](const char* name, Index value, Index most) {
     require(value >= 1 && value <= most, "{} is {}; expected 1 to {}", name, value, most);
   };
-  in("the vocabulary", vocab_size, Index{1} << 24);
-  in("the number of routed experts", routed_experts, 65536);
-  in("the number of experts per token", experts_per_token, std::min<Index>(routed_experts, 4096));
+  in("the vocabulary", vocab_size, Index{1} << 22);
+  in("the number of routed experts", routed_experts, kMaxExperts);
+  in("the number of experts per token", experts_per_token, std::min<Index>(routed_experts, 512));
   in("the number of MoE layers", static_cast<Index>(layers.size()), 4096);
+  in("the number of pairs of experts in all layers", routed_experts * routed_experts * static_cast<Index>(layers.size()),
+     Index{1} << 25);
   for (std::size_t i = 0; i < layers.size(); ++i)
     require(layers[i] >= 0 && layers[i] < 65536 && (i == 0 || layers[i] > layers[i - 1]), "layer {} is out of order",
             layers[i]);

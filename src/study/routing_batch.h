@@ -20,7 +20,8 @@ struct RoutingShape {
   std::vector<Index> layers;    // the MoE layers, by their index in the model
 
   static RoutingShape of(const ModelConfig& config);  // throws when the model has no MoE layer
-  void validate() const;                              // bounds that every reader may rely on
+  // Bounds that every reader may rely on (docs/design/limits.md). Pairs of experts are counted, so their number is one.
+  void validate() const;
   friend bool operator==(const RoutingShape&, const RoutingShape&) = default;
 };
 

@@ -16,33 +16,33 @@ constexpr double kPriorOccurrences = 10;
 
 LayerStudy::LayerStudy(const RoutingShape& shape, std::size_t token_memory)
     : experts_(shape.routed_experts),
-      vocab_(shape.vocab_size),
       statistics_(shape.routed_experts),
-      domains_(static_cast<std::size_t>(shape.routed_experts * kMaxStudyDomains)) {
+      exact_(static_cast<std::size_t>(shape.routed_experts * shape.vocab_size) * sizeof(std::uint32_t) <= token_memory) {
   for (Index e = 0; e < experts_; ++e) expert_hash_.push_back(mix_bits(static_cast<std::uint64_t>(e)));
-  const auto counts = static_cast<std::size_t>(experts_ * vocab_);
-  if (counts * sizeof(std::uint32_t) <= token_memory)
-    exact_.resize(counts);
-  else
-    sketch_.assign(static_cast<std::size_t>(experts_), FrequentItems(kSketchTokens));
+  if (!exact_) sketch_.assign(static_cast<std::size_t>(experts_), FrequentItems(kSketchTokens));
 }
 
 void LayerStudy::add(const RoutingBatch& batch, const RoutingBatch::Layer& layer, Index domain) {
   statistics_.add({layer.experts, layer.weights, {}});
   const Index k = layer.experts.dim(1);
   const std::int32_t* expert = layer.experts.data<std::int32_t>();
+  const auto domains = static_cast<std::size_t>((domain + 1) * experts_);
+  if (domains_.size() < domains) domains_.resize(domains);
+  std::int64_t* const in_domain = domains_.data() + domain * experts_;
   for (Index t = 0; t < batch.size(); ++t) {
     const std::int32_t token = batch.tokens[static_cast<std::size_t>(t)];
+    std::vector<std::uint32_t>* const counts = exact_ ? &counts_[token] : nullptr;
+    if (counts) counts->resize(static_cast<std::size_t>(experts_));
     std::uint64_t hash = 0;
     for (Index j = 0; j < k; ++j) {
       const Index e = expert[t * k + j];
       hash += expert_hash_[static_cast<std::size_t>(e)];
-      domains_[static_cast<std::size_t>(e * kMaxStudyDomains + domain)]++;
-      if (!sketch_.empty()) {
-        sketch_[static_cast<std::size_t>(e)].add(token);
-      } else {
-        std::uint32_t& count = exact_[static_cast<std::size_t>(token * experts_ + e)];
+      in_domain[e]++;
+      if (counts) {
+        std::uint32_t& count = (*counts)[static_cast<std::size_t>(e)];
         count += count < std::numeric_limits<std::uint32_t>::max();
+      } else {
+        sketch_[static_cast<std::size_t>(e)].add(token);
       }
     }
     combinations_.add(mix_bits(hash));
@@ -50,7 +50,7 @@ void LayerStudy::add(const RoutingBatch& batch, const RoutingBatch::Layer& layer
 }
 
 std::uint64_t LayerStudy::token_count_error(Index expert) const {
-  return sketch_.empty() ? 0 : sketch_[static_cast<std::size_t>(expert)].error();
+  return exact_ ? 0 : sketch_[static_cast<std::size_t>(expert)].error();
 }
 
 std::vector<Index> LayerStudy::overloaded(double times_mean) const {
@@ -96,13 +96,12 @@ std::vector<ExpertToken> LayerStudy::top_tokens(Index expert, std::size_t most,
     const double order = (static_cast<double>(count) + kPriorOccurrences * base) / (occurs + kPriorOccurrences) / base;
     if (order > 1) all.push_back({{id, count, share, share / base}, order});
   };
-  if (!sketch_.empty()) {
+  if (exact_) {
+    for (const auto& [id, counts] : counts_)
+      if (const std::uint32_t count = counts[static_cast<std::size_t>(expert)]) consider(id, count);
+  } else {
     for (const auto& [id, count] : sketch_[static_cast<std::size_t>(expert)].counts())
       consider(id, static_cast<std::int64_t>(count));
-  } else {
-    for (Index id = 0; id < vocab_; ++id)
-      if (const std::uint32_t count = exact_[static_cast<std::size_t>(id * experts_ + expert)])
-        consider(static_cast<std::int32_t>(id), count);
   }
   const auto end = all.begin() + static_cast<std::ptrdiff_t>(std::min(most, all.size()));
   std::partial_sort(all.begin(), end, all.end(), [](const Candidate& a, const Candidate& b) {
@@ -113,8 +112,7 @@ std::vector<ExpertToken> LayerStudy::top_tokens(Index expert, std::size_t most,
   return out;
 }
 
-RoutingStudy::RoutingStudy(RoutingShape shape, const StudyOptions& options)
-    : shape_(std::move(shape)), token_counts_(static_cast<std::size_t>(shape_.vocab_size)) {
+RoutingStudy::RoutingStudy(RoutingShape shape, const StudyOptions& options) : shape_(std::move(shape)) {
   shape_.validate();
   for (std::size_t i = 0; i < shape_.layers.size(); ++i)
     layers_.emplace_back(shape_, options.token_memory / shape_.layers.size());
@@ -126,6 +124,7 @@ void RoutingStudy::add(Context& ctx, const RoutingBatch& batch) {
   if (static_cast<Index>(domain_tokens_.size()) <= domain) domain_tokens_.resize(static_cast<std::size_t>(domain) + 1);
   for (const std::int32_t token : batch.tokens) {
     require(token >= 0 && token < shape_.vocab_size, "token {} is not in a vocabulary of {}", token, shape_.vocab_size);
+    if (token_counts_.size() <= static_cast<std::size_t>(token)) token_counts_.resize(static_cast<std::size_t>(token) + 1);
     token_counts_[static_cast<std::size_t>(token)]++;
   }
   domain_tokens_[static_cast<std::size_t>(domain)] += batch.size();

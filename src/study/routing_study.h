@@ -1,8 +1,10 @@
-// Statistics of routing over a stream of tokens, in memory that does not depend on how many there are.
+// Statistics of routing over a stream of tokens, in memory that has a bound however many there are, and that grows with the
+// tokens and experts that were met: a shape alone, which may come from a file, takes little.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "dsmoe/context.h"
@@ -34,10 +36,11 @@ class LayerStudy {
 
   const RoutingStatistics& statistics() const { return statistics_; }
   std::int64_t domain_load(Index expert, Index domain) const {
-    return domains_[static_cast<std::size_t>(expert * kMaxStudyDomains + domain)];
+    const auto at = static_cast<std::size_t>(domain * experts_ + expert);
+    return at < domains_.size() ? domains_[at] : 0;
   }
   const DistinctCounter& combinations() const { return combinations_; }
-  bool token_counts_exact() const { return sketch_.empty(); }
+  bool token_counts_exact() const { return exact_; }
   std::uint64_t token_count_error(Index expert) const;
 
   std::vector<Index> overloaded(double times_mean = 2) const;  // experts with more than `times_mean` times the mean load
@@ -50,13 +53,14 @@ class LayerStudy {
   std::vector<ExpertToken> top_tokens(Index expert, std::size_t most, std::span<const std::int64_t> token_counts) const;
 
  private:
-  Index experts_, vocab_;
+  Index experts_;
   RoutingStatistics statistics_;
-  std::vector<std::int64_t> domains_;  // [E, kMaxStudyDomains]
+  std::vector<std::int64_t> domains_;  // [domains met, E]
   DistinctCounter combinations_;
   std::vector<std::uint64_t> expert_hash_;  // [E]; the sum over a combination identifies it, in any order
-  std::vector<std::uint32_t> exact_;        // [V, E], or
-  std::vector<FrequentItems> sketch_;       // [E]
+  bool exact_;
+  std::unordered_map<std::int32_t, std::vector<std::uint32_t>> counts_;  // [E] of each token that was met, or
+  std::vector<FrequentItems> sketch_;                                    // [E]
 };
 
 class RoutingStudy {
@@ -68,7 +72,7 @@ class RoutingStudy {
   std::int64_t tokens() const { return tokens_; }
   std::int64_t sequences() const { return sequences_; }
   const std::vector<std::int64_t>& domain_tokens() const { return domain_tokens_; }  // as many as were met
-  const std::vector<std::int64_t>& token_counts() const { return token_counts_; }    // [V]
+  const std::vector<std::int64_t>& token_counts() const { return token_counts_; }    // to the highest id that was met
   const std::vector<LayerStudy>& layers() const { return layers_; }                  // as RoutingShape::layers
 
  private:

@@ -64,6 +64,7 @@ ModelWeights Surgery::weights() const {
   ModelWeights w = empty_weights(config, DType::kF32);
   const std::vector<Parameter> parameters = parameter_list(config);
   for (std::size_t i = 0; i < parameters.size(); ++i) w.view(parameters[i]).assign(tensor(parameters[i], i));
+  check();
   return w;
 }
 
@@ -102,10 +103,11 @@ Surgery prune(const LoadedModel& model, const std::vector<std::vector<Index>>& k
     for (const Index e : k) require(e >= 0 && e < from.routed_experts(), "layer {} has no expert {}", layer, e);
     by_layer[static_cast<std::size_t>(layer)] = k;
   }
-  Surgery out{from, {}};
+  Surgery out{from, {}, {}};
   out.config.n_routed_experts = keep;
-  out.tensor = [source = std::make_shared<ModelWeights>(model.weights), by_layer, experts = from.routed_experts()](
-                   const Parameter& p, std::size_t) -> Tensor {
+  const auto source = std::make_shared<ModelWeights>(model.weights);
+  out.check = [source] { source->check(); };
+  out.tensor = [source, by_layer, experts = from.routed_experts()](const Parameter& p, std::size_t) -> Tensor {
     if (p.in(ParameterGroup::kRouter)) {
       const Tensor gate = source->dense(p).to(DType::kF32);
       const std::vector<Index>& k = by_layer[static_cast<std::size_t>(p.layer)];
@@ -149,7 +151,7 @@ Surgery upcycle(std::span<const LoadedModel> models, const UpcycleOptions& o) {
           "shared, or "
           "more active copies");
 
-  Surgery out{from, {}};
+  Surgery out{from, {}, {}};
   out.config.n_routed_experts = o.copies * group;
   out.config.num_experts_per_tok = o.active * group;
   out.config.n_shared_experts = o.shared > 0 ? std::optional<Index>(o.shared) : std::nullopt;
@@ -161,6 +163,9 @@ Surgery upcycle(std::span<const LoadedModel> models, const UpcycleOptions& o) {
 
   std::vector<std::shared_ptr<ModelWeights>> sources;
   for (const LoadedModel& m : models) sources.push_back(std::make_shared<ModelWeights>(m.weights));
+  out.check = [sources] {
+    for (const auto& w : sources) w->check();
+  };
   out.tensor = [sources, o, group, width](const Parameter& p, std::size_t) -> Tensor {
     if (p.role == "router.weight") return group_router(p, group, o.seed);
     // Slices [begin, end) of a model's dense layer; those of the routed experts come after the shared ones.

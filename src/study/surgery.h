@@ -20,7 +20,8 @@ struct LoadedModel {
 // A model that is computed tensor by tensor, so that it need not fit memory beside the one it is made of.
 struct Surgery {
   ModelConfig config;
-  TensorSource tensor;  // holds what it needs of the source's tensors
+  TensorSource tensor;          // holds what it needs of the source's tensors
+  std::function<void()> check;  // ModelWeights::check() of the sources
 
   ModelWeights weights() const;  // all at once, for small models
 };

@@ -157,7 +157,7 @@ struct TraceReader::Bytes {
 TraceReader::TraceReader(const std::filesystem::path& path) : file_(io::MappedFile::open(path)), name_(path.string()) {
   file_->advise(io::Advice::kSequential);
   bytes_ = file_->bytes();
-  read_header();
+  file_->checked([&] { return read_header(), true; });
 }
 
 TraceReader TraceReader::from_memory(std::span<const std::byte> bytes, std::string name) {
@@ -192,6 +192,10 @@ void TraceReader::read_header() {
 }
 
 bool TraceReader::next(RoutingBatch& batch) {
+  return file_ ? file_->checked([&] { return read_next(batch); }) : read_next(batch);
+}
+
+bool TraceReader::read_next(RoutingBatch& batch) {
   Bytes in{bytes_, at_, name_, 0};
   for (;;) {
     const std::uint8_t tag = in.byte();

@@ -66,6 +66,7 @@ class TraceReader {
   struct Bytes;
   TraceReader() = default;
   void read_header();
+  bool read_next(RoutingBatch& batch);
   void read_block(Bytes& in, RoutingBatch& batch);
 
   std::shared_ptr<const io::MappedFile> file_;

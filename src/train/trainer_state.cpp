@@ -56,6 +56,7 @@ void Trainer::load_state(const std::filesystem::path& folder) {
   if (file.names().size() != expected)
     fail(ErrorCode::kFormat, "{} has {} tensors, expected {}; was the run started with another dtype, freeze or lora-rank?",
          file.path(), file.names().size(), expected);
+  file.map()->check();
   const std::string where = (trainer / kStep).string();
   const json_read::Json state = io::read_json(where);
   step_ = json_read::get<Index>(state, "steps_done", where);

@@ -106,6 +106,24 @@ TEST_F(GgufModel, TheConfigSurvives) {
   }
 }
 
+// Numbers of the file are believed only as far as its tensors go, before anything loops or allocates by them.
+TEST_F(GgufModel, SizesThatTheTensorsContradict) {
+  const auto path = write(small());
+  const auto refused = [&](const char* key, GgufValue value, std::initializer_list<std::string_view> words) {
+    const auto file = edited(path, [&](GgufMetadata& m) { m.set(key, std::move(value)); });
+    return throws_error([&] { ModelConfig::load(file); }, words, ErrorCode::kFormat);
+  };
+  const auto u64 = [](std::uint64_t v) {
+    return GgufValue{io::GgufType::kU64, std::string(reinterpret_cast<const char*>(&v), sizeof v)};
+  };
+  EXPECT_TRUE(refused("deepseek.block_count", u64(std::uint64_t{1} << 50),
+                      {"deepseek.block_count is 1125899906842624", "tensors"}));
+  EXPECT_TRUE(refused("deepseek.block_count", u64(0), {"deepseek.block_count is 0"}));
+  EXPECT_TRUE(refused("deepseek.expert_count", u64(std::uint64_t{1} << 40),
+                      {"deepseek.expert_count is 1099511627776", "ffn_gate_inp.weight' is [5, 64]"}));
+  EXPECT_TRUE(refused("deepseek.leading_dense_block_count", GgufValue::u32(0), {"blk.0.ffn_gate_inp.weight"}));
+}
+
 TEST_F(GgufModel, KeysWinOverTheTextOfConfigJson) {
   const auto path = edited(write(small()), [](GgufMetadata& m) {
     m.set("deepseek.context_length", GgufValue::u32(4096));
@@ -157,7 +175,7 @@ TEST_F(GgufModel, FilesOfOthersAreRefusedByTheirKey) {
   refused(kNo, {"head_count", "differs"}, "deepseek.attention.head_count",
           GgufValue::i32s(std::vector<std::int32_t>{4, 2, 4}));
   refused(ErrorCode::kFormat, {"block_count", "string"}, "deepseek.block_count", GgufValue::string("3"));
-  refused(ErrorCode::kInvalidArgument, {"num_hidden_layers"}, "deepseek.block_count", GgufValue::u32(0));
+  refused(ErrorCode::kFormat, {"block_count is 0"}, "deepseek.block_count", GgufValue::u32(0));
   refused(ErrorCode::kInvalidArgument, {"attention heads"}, "deepseek.attention.head_count", GgufValue::u32(0));
   const auto missing = edited(path, [](GgufMetadata& m) { m.remove("deepseek.embedding_length"); });
   EXPECT_TRUE(

@@ -50,6 +50,21 @@ class Sources : public ::testing::Test {
   int files_ = 0;
 };
 
+TEST_F(Sources, AConfigOfFarMoreTensorsThanThereAre) {
+  const fs::path folder = write_folder(small());
+  ModelConfig c = small();
+  c.n_routed_experts = 60'000;
+  std::ofstream(folder / "config.json") << c.to_json();
+  const auto source = ModelSource::open(folder);
+  c = small(), c.vocab_size = 2'000'000'000;
+  const fs::path wide = write_folder(small());
+  std::ofstream(wide / "config.json") << c.to_json();
+  EXPECT_TRUE(testing::throws_error([&] { ModelSource::open(wide)->check_tensors(); },
+                                    {"embed_tokens", "[2000000000, 32]", "[50, 32]"}, ErrorCode::kFormat));
+  EXPECT_TRUE(testing::throws_error([&] { source->check_tensors(); }, {"tensors, but the model of its config.json has 180"},
+                                    ErrorCode::kFormat));
+}
+
 TEST_F(Sources, AFolderAndAFileAreTheSameModel) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const ModelConfig c = small();

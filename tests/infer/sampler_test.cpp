@@ -5,7 +5,7 @@
 #include <cmath>
 #include <map>
 
-#include "dsmoe/error.h"
+#include "support/expect_error.h"
 
 namespace dsmoe {
 namespace {
@@ -76,7 +76,7 @@ TEST(Sampler, RepetitionPenaltyWorksOnBothSigns) {
   EXPECT_EQ(Sampler(o).sample(std::vector<float>{4, 3}, std::vector<std::int32_t>{0, 1}), 0) << "out of the window";
 }
 
-TEST(Sampler, RefusesBadOptionsAndNan) {
+TEST(Sampler, RefusesBadOptions) {
   for (const auto change : {+[](SamplerOptions& o) { o.temperature = -1; }, +[](SamplerOptions& o) { o.top_p = 0; },
                             +[](SamplerOptions& o) { o.min_p = 2; }, +[](SamplerOptions& o) { o.top_k = -1; },
                             +[](SamplerOptions& o) { o.repetition_penalty = 0; }}) {
@@ -84,7 +84,26 @@ TEST(Sampler, RefusesBadOptionsAndNan) {
     change(o);
     EXPECT_THROW(Sampler{o}, Error);
   }
-  EXPECT_THROW(Sampler(plain()).sample(std::vector<float>{1, NAN}, {}), Error);
+}
+
+TEST(Sampler, RefusesLogitsThatAreNotFinite) {
+  SamplerOptions greedy = plain();
+  greedy.temperature = 0;
+  for (const SamplerOptions& o : {plain(), greedy})
+    for (const float bad : {NAN, INFINITY, -INFINITY})
+      EXPECT_TRUE(testing::throws_error([&] { Sampler(o).sample(std::vector<float>{1, bad}, {}); },
+                                        {"token 1", "damaged"}, ErrorCode::kNumeric))
+          << bad;
+}
+
+TEST(Sampler, AnExtremePenaltyMakesNoInfinity) {
+  SamplerOptions o = plain();
+  o.repetition_penalty = 1e-38f;
+  const std::vector<std::int32_t> history = {0, 1};
+  // Both become the largest float: they are equally likely, the third is not.
+  const auto count = histogram(o, {100, 200, 300}, 100, history);
+  EXPECT_EQ(count.size(), 2u);
+  EXPECT_EQ(count.count(2), 0u);
 }
 
 }  // namespace

@@ -3,8 +3,12 @@
 #include <gtest/gtest.h>
 
 #include "dsmoe/error.h"
+#include "formats/folder_export.h"
+#include "formats/gguf_export.h"
+#include "formats/model_source.h"
 #include "infer/evaluate.h"
 #include "support/expect_error.h"
+#include "support/temp_folder.h"
 #include "support/tolerance.h"
 
 namespace dsmoe {
@@ -46,6 +50,49 @@ TEST(Session, ChunksAndThreadsGiveTheSameText) {
       }
     }
   }
+}
+
+// A model is used from its files where they are mapped. What was computed with bytes that are not there any more is not
+// given to anyone.
+TEST(Session, AModelThatIsTruncatedInUse) {
+  const testing::TempFolder dir;
+  Context ctx(2);
+  const ModelConfig c = small();
+  const ModelWeights w = random_weights(c, 5, DType::kF32, ctx);
+  const auto tensor = [&](const Parameter& p, std::size_t) { return w.dense(p); };
+  save_model(dir / "folder", c, DType::kF32, tensor, 20'000);  // several files
+  write_gguf(ctx, dir / "file.gguf", c, gguf_export_metadata(c, {}, "x"), gguf_file_type("f32"), tensor, {}, {});
+  const std::string shard = "model-00003-of-";
+  std::filesystem::path third;
+  for (const auto& entry : std::filesystem::directory_iterator(dir / "folder"))
+    if (entry.path().filename().string().starts_with(shard)) third = entry.path();
+  ASSERT_FALSE(third.empty());
+  const auto check = [&](const std::filesystem::path& path, const std::filesystem::path& file) {
+    const Transformer mapped = load_model(path, {}, {.storage = Storage::kMapped});
+    const Transformer copied = load_model(path, {}, {.storage = Storage::kMemory});
+    const auto source = ModelSource::open(path);
+    source->check_tensors();
+    Session s(ctx, mapped), other(ctx, copied);
+    const Generated want = s.generate(kPrompt, {.max_tokens = 3, .sampler = kGreedy});
+    std::filesystem::resize_file(file, std::filesystem::file_size(file) / 2);
+    const auto fails = [&](auto&& call) {
+      return testing::throws_error(call, {file.string(), "truncated"}, ErrorCode::kIo);
+    };
+    EXPECT_TRUE(fails([&] { s.generate(kPrompt, {.max_tokens = 3, .sampler = kGreedy}); }));
+    EXPECT_EQ(s.history().size(), kPrompt.size() + want.ids.size() - 1) << "a pass that fails changes nothing";
+    EXPECT_TRUE(fails([&] { Evaluator(ctx, mapped, DType::kF32).add(kPrompt); }));
+    EXPECT_TRUE(fails([&] { owned_copy(c, mapped.weights(), DType::kF32); }));
+    EXPECT_EQ(other.generate(kPrompt, {.max_tokens = 3, .sampler = kGreedy}).ids, want.ids) << "memory of its own";
+    EXPECT_TRUE(fails([&] { save_model(dir / "copy", *source, DType::kF32, 1 << 30); }));
+    EXPECT_TRUE(fails([&] { save_model(dir / "copy", *source, DType::kBF16, 1 << 30); }));
+    EXPECT_TRUE(fails(
+        [&] { write_gguf(ctx, dir / "copy.gguf", *source, source->export_metadata("x"), gguf_file_type("q8_0"), {}); }));
+    EXPECT_FALSE(std::filesystem::exists(dir / "copy" / "config.json"));
+    EXPECT_FALSE(std::filesystem::exists(dir / "copy" / "model.safetensors"));
+    EXPECT_FALSE(std::filesystem::exists(dir / "copy.gguf"));
+  };
+  check(dir / "folder", third);
+  check(dir / "file.gguf", dir / "file.gguf");
 }
 
 TEST(Session, RewindingGivesWhatAFreshSessionGives) {

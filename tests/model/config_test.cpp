@@ -90,8 +90,11 @@ TEST(ModelConfig, RefusesSizesThatOverflow) {
   EXPECT_TRUE(
       refused([](ModelConfig& c) { c.vocab_size = Index{1} << 40; }, {"vocab_size is 1099511627776", "2147483647"}));
   EXPECT_TRUE(refused([&](ModelConfig& c) { c.num_hidden_layers = big; }, {"num_hidden_layers 2147483647", "tensors"}));
-  EXPECT_TRUE(refused([&](ModelConfig& c) { c.n_routed_experts = big, c.num_hidden_layers = big; },
-                      {"n_routed_experts", "tensors"}));
+  EXPECT_TRUE(refused([&](ModelConfig& c) { c.n_routed_experts = 60000, c.num_hidden_layers = 6; },
+                      {"n_routed_experts", "1048576 tensors"}));
+  EXPECT_TRUE(refused([&](ModelConfig& c) { c.n_routed_experts = big; }, {"n_routed_experts", "65536 experts"}));
+  EXPECT_TRUE(refused([&](ModelConfig& c) { c.n_shared_experts = 65536, c.moe_intermediate_size = 1; },
+                      {"n_shared_experts", "65536 experts"}));
   EXPECT_TRUE(
       refused([&](ModelConfig& c) { c.moe_intermediate_size = big; }, {"moe_intermediate_size 2147483647", "width"}));
   EXPECT_TRUE(

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "support/expect_error.h"
+#include "support/peak_memory.h"
 
 namespace dsmoe {
 namespace {
@@ -35,6 +36,20 @@ TEST(Plan, GivesThePapersTotals) {
   EXPECT_EQ(billions(count("deepseek-moe-16b").activated), "2.8");
   EXPECT_EQ(billions(count("paper-145b").total), "144.6");
   EXPECT_EQ(billions(count("paper-145b").activated), "22.2");
+}
+
+// As many tensors as a config may have: they are counted one by one, without a list of them.
+TEST(Plan, AbsurdSizesTakeNoMemory) {
+  ModelConfig c = ModelConfig::preset("tiny");
+  c.n_routed_experts = 65000, c.num_hidden_layers = 5, c.first_k_dense_replace = 0;
+  ParameterCount n;
+  const std::size_t grown = testing::peak_growth([&] {
+    n = count_parameters(c);
+    inference_memory(c, 100);
+    training_memory(c, DType::kBF16);
+  });
+  EXPECT_GT(n.tensors, 970'000);
+  EXPECT_LT(grown, std::size_t{16} << 20);
 }
 
 TEST(Plan, TiedTablesCountOnceAndStillMultiply) {

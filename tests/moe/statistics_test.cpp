@@ -28,7 +28,7 @@ TEST(MoeStatistics, CountsByHand) {
   EXPECT_DOUBLE_EQ(s.imbalance(), 3.0 / (6.0 / 4));
   EXPECT_NEAR(s.entropy(), -(2 / 6. * std::log(2 / 6.) + 3 / 6. * std::log(3 / 6.) + 1 / 6. * std::log(1 / 6.)), 1e-12);
   EXPECT_EQ(s.mean_weight(), (std::vector<double>{0.375, 0.5, 0.5, 0}));
-  EXPECT_EQ(s.coactivation(), (std::vector<std::int64_t>{2, 2, 0, 0, 2, 3, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(s.coactivation(), (std::vector<std::vector<std::int64_t>>{{2, 2, 0, 0}, {2, 3, 1, 0}, {0, 1, 1, 0}, {}}));
 }
 
 TEST(MoeStatistics, EvenLoadHasTheLargestEntropy) {

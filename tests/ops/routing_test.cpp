@@ -92,6 +92,21 @@ TEST(OpsRouting, NanAndInfinityNameLayerAndToken) {
   }
 }
 
+TEST(OpsRouting, ABiasThatIsNotFiniteNamesLayerAndExpert) {
+  Context cpu(2), ref(1, Backend::kRef);
+  MoeConfig c = gate(4, 2);
+  c.layer_index = 7, c.selection_bias = true;
+  const Tensor logits = test::random_tensor(DType::kF32, {3, 4}, 1);
+  Tensor bias = Tensor::zeros(DType::kF32, {4});
+  EXPECT_NO_THROW(ops::route(cpu, c, logits, bias));
+  for (Context* ctx : {&cpu, &ref})
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+      bias.data<float>()[2] = bad;
+      EXPECT_TRUE(testing::throws_error([&] { ops::route(*ctx, c, logits, bias); }, {"layer 7", "bias of expert 2"},
+                                        ErrorCode::kNumeric));
+    }
+}
+
 // Finite differences of <weights, a> + <scores, b> with the chosen experts held.
 TEST(OpsRouting, BackwardAgainstFiniteDifferences) {
   Context ctx(1, Backend::kRef);

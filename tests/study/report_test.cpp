@@ -40,7 +40,7 @@ TEST(Report, TheJsonSaysWhatTheStudyFound) {
   EXPECT_EQ(j["layers"].size(), 3u);
   EXPECT_EQ(j["layers"][1]["layer"], 2);
   EXPECT_EQ(j["layers"][1]["load"].size(), 8u);
-  EXPECT_EQ(j["layers"][1]["pairs"].size(), 64u);
+  EXPECT_EQ(j["layers"][1]["pairs"].size(), 8u);
   EXPECT_EQ(j["layers"][1]["combinations"]["possible"], "56");
   EXPECT_EQ(j["data"]["tokens"], in.study.tokens());
   EXPECT_NEAR(j["data"]["loss"].get<double>(), 80.0 / 30, 1e-12);

@@ -9,6 +9,7 @@
 
 #include "dsmoe/error.h"
 #include "study/random_routing.h"
+#include "support/peak_memory.h"
 
 namespace dsmoe::study {
 namespace {
@@ -82,7 +83,7 @@ TEST(RoutingStudy, AgainstBruteForce) {
       for (Index o = 0; o < 8; ++o) {
         std::int64_t both = 0;
         for (const auto& [place, set] : sets) both += set.contains(e) && set.contains(o);
-        EXPECT_EQ(layer.statistics().coactivation()[static_cast<std::size_t>(e * 8 + o)], both);
+        EXPECT_EQ(layer.statistics().coactivation()[static_cast<std::size_t>(e)].at(static_cast<std::size_t>(o)), both);
       }
     }
     EXPECT_NEAR(layer.domain_information(study.domain_tokens()), information, 1e-12);
@@ -142,6 +143,21 @@ TEST(RoutingStudy, FindsTheTokenThatAnExpertServes) {
     EXPECT_EQ(top[0].share, 1.0);
     EXPECT_GT(top[0].lift, 2);
   }
+}
+
+// A shape may come from a file that holds nothing else: memory follows the tokens.
+TEST(RoutingStudy, AShapeAloneTakesLittleMemory) {
+  RoutingShape wide{1 << 22, 4096, 512, {0, 1}}, deep{1 << 20, 64, 8, {}}, exact{1 << 20, 32, 8, {0, 1}};
+  for (Index l = 0; l < 4096; ++l) deep.layers.push_back(l);
+  for (const RoutingShape& shape : {wide, deep, exact}) {
+    const std::size_t grown = testing::peak_growth([&] { RoutingStudy{shape}; });
+    EXPECT_LT(grown, std::size_t{48} << 20) << shape.routed_experts << " experts in " << shape.layers.size() << " layers";
+  }
+  test::Draw draw(1);
+  exact.experts_per_token = 2;
+  const std::vector<RoutingBatch> few = {random_batch(exact, 10, 0, 0, draw)};
+  EXPECT_LT(testing::peak_growth([&] { EXPECT_TRUE(studied(exact, few).layers()[0].token_counts_exact()); }),
+            std::size_t{24} << 20);
 }
 
 TEST(RoutingStudy, DeadAndOverloadedExperts) {

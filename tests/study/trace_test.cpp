@@ -111,6 +111,24 @@ TEST(Trace, HostileBytesAreRefused) {
   EXPECT_TRUE(throws_error([&] { read_all(open + "?"); }, {"beginning of a record"}));
 }
 
+TEST(Trace, SizesHaveLimits) {
+  const auto varint = [](std::uint64_t v) {
+    std::string out;
+    for (; v >= 0x80; v >>= 7) out.push_back(static_cast<char>(v | 0x80));
+    return out + static_cast<char>(v);
+  };
+  const auto head = [&](std::uint64_t vocab, std::uint64_t experts, std::uint64_t k, std::uint64_t layers) {
+    std::string out = "DSMOETR1" + varint(vocab) + varint(experts) + varint(k) + varint(layers);
+    return out + std::string(static_cast<std::size_t>(layers), '\x01');
+  };
+  EXPECT_NO_THROW(reader(head(1 << 22, 4096, 512, 2)));
+  EXPECT_TRUE(throws_error([&] { reader(head((1 << 22) + 1, 4096, 512, 2)); }, {"vocabulary is 4194305", "4194304"}));
+  EXPECT_TRUE(throws_error([&] { reader(head(100, 65536, 4, 1)); }, {"routed experts is 65536", "4096"}));
+  EXPECT_TRUE(throws_error([&] { reader(head(100, 4096, 513, 1)); }, {"experts per token is 513", "512"}));
+  EXPECT_TRUE(throws_error([&] { reader(head(100, 4096, 6, 3)); }, {"pairs of experts", "33554432"}));
+  EXPECT_TRUE(throws_error([&] { reader(head(100, 8, 2, 4097)); }, {"MoE layers is 4097", "4096"}));
+}
+
 TEST(Trace, AnyChangedByteIsRefusedOrReadsAsATrace) {
   const std::string good = written(small_shape(), random_batches(small_shape(), 1, 4));
   int refused = 0;

@@ -55,7 +55,7 @@ __device__ inline Best best_of(const float* choice, int begin, int end) {
   return warp_best(b);
 }
 
-// logits -> scores, in place. Returns false when a logit is not finite.
+// logits -> scores, in place. Returns false on the lanes that saw a logit that is not finite.
 __device__ inline bool to_scores(const RoutingRule& rule, float* row) {
   const int lane = threadIdx.x % 32;
   bool finite = true;
@@ -64,7 +64,6 @@ __device__ inline bool to_scores(const RoutingRule& rule, float* row) {
     finite = finite && isfinite(row[i]);
     top = fmaxf(top, row[i]);
   }
-  finite = __all_sync(~0u, finite);
   if (rule.score == ScoreFunction::kSigmoid) {
     for (int i = lane; i < rule.experts; i += 32) row[i] = 1.0f / (1.0f + expf(-row[i]));
   } else {
@@ -112,12 +111,14 @@ template <class OnPick>
 __device__ inline void choose(const RoutingRule& rule, const float* bias, const ChosenView& out, int token, float* scores,
                               float* choice, OnPick&& on_pick) {
   const int lane = threadIdx.x % 32;
-  const bool finite = to_scores(rule, scores);
-  if (!finite && lane == 0) atomicMin(out.fault_word, out.fault | static_cast<unsigned>(token));
+  bool finite = to_scores(rule, scores);
   for (int i = lane; i < rule.experts; i += 32) {
     out.scores[static_cast<std::size_t>(token) * rule.experts + i] = scores[i];
     choice[i] = bias ? scores[i] + bias[i] : scores[i];
+    finite = finite && isfinite(choice[i]);
   }
+  finite = __all_sync(~0u, finite);
+  if (!finite && lane == 0) atomicMin(out.fault_word, out.fault | static_cast<unsigned>(token));
   __syncwarp();
   if (rule.groups > 1) keep_best_groups(rule, choice, choice + rule.experts);
   float sum = 0.0f, mine = 0.0f, mine_high = 0.0f;  // this lane's weights: ranks lane and lane + 32

@@ -114,9 +114,11 @@ function domainsSection() {
   redraws.push(() => map.draw());
 }
 
+// How many tokens chose both; experts without tokens have no row.
+function together(l, a, b) { return layers[l].pairs[a][b] ?? 0; }
 function pairLift(l, a, b) {
   const layer = layers[l], expected = layer.load[a] * layer.load[b] / data.data.tokens;
-  return expected > 0 ? layer.pairs[a * experts + b] / expected : 0;
+  return expected > 0 ? together(l, a, b) / expected : 0;
 }
 function pairsSection() {
   const holder = el('div', {});
@@ -127,9 +129,9 @@ function pairsSection() {
       label: 'Expert by expert', rows: order, columns: order, ramp: 'split', cell: 4, cellMax: 22, square: true,
       value: (r, c) => r === c ? .5 : liftPlace(pairLift(l, order[r], order[c])), choose: (r) => choose({ expert: order[r] }),
       describe: (r, c) => [el('b', {}, r === c ? `Expert ${order[r]}` : `Experts ${order[r]} and ${order[c]}`), el('div', {}, r === c ? `${grouped(layers[l].load[order[r]])} tokens` :
-        `${grouped(layers[l].pairs[order[r] * experts + order[c]])} tokens chose both, ${fixed(pairLift(l, order[r], order[c]), 2)} × what chance would give`)] });
+        `${grouped(together(l, order[r], order[c]))} tokens chose both, ${fixed(pairLift(l, order[r], order[c]), 2)} × what chance would give`)] });
     const pairs = [];
-    for (let a = 0; a < experts; a++) for (let b = a + 1; b < experts; b++) if (layers[l].pairs[a * experts + b] >= 5) pairs.push({ a, b, n: layers[l].pairs[a * experts + b], lift: pairLift(l, a, b) });
+    for (let a = 0; a < experts; a++) for (let b = a + 1; b < experts; b++) if (together(l, a, b) >= 5) pairs.push({ a, b, n: together(l, a, b), lift: pairLift(l, a, b) });
     pairs.sort((x, y) => y.lift - x.lift);
     const { table } = sortableTable([{ name: 'Pair', text: true, value: (p) => p.a * experts + p.b, show: (p) => `${p.a} + ${p.b}` }, { name: 'Tokens', value: (p) => p.n, show: (p) => grouped(p.n) },
       { name: 'Lift', title: 'over what the two loads would give by chance', value: (p) => p.lift, show: (p) => fixed(p.lift, 2) }], pairs.slice(0, 200), { go: (p) => choose({ expert: p.a }) });

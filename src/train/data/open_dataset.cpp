@@ -107,7 +107,7 @@ std::optional<TokenCacheView> use_cache(const fs::path& path, const std::string&
   if (!fs::exists(path)) return std::nullopt;
   try {
     file = io::MappedFile::open(path);
-    TokenCacheView view = parse_token_cache(file->bytes(), path.string());
+    TokenCacheView view = file->checked([&] { return parse_token_cache(file->bytes(), path.string()); });
     if (view.info.key == key) return view;
     why = "the data has changed since the cache was made";
   } catch (const Error& error) {

@@ -43,6 +43,10 @@ Index PackedDataset::in_stream(Index i) const {
 }
 
 Batch PackedDataset::batch(Index first, Index count) const {
+  return file_->checked([&] { return read_batch(first, count); });
+}
+
+Batch PackedDataset::read_batch(Index first, Index count) const {
   require(first >= 0 && count > 0, "a batch of {} sequences from number {}", count, first);
   Batch batch{.sequences = count, .length = length_};
   const auto size = static_cast<std::size_t>(count * length_);

@@ -28,6 +28,8 @@ class PackedDataset : public Dataset {
   Index in_stream(Index i) const;
 
  private:
+  Batch read_batch(Index first, Index count) const;
+
   std::shared_ptr<const io::MappedFile> file_;  // keeps the tokens mapped
   TokenCacheView view_;
   std::vector<std::string> labels_;  // empty when there is only one

@@ -72,6 +72,22 @@ TEST_F(CudaPromises, NaNScoresNameTheToken) {
   }
 }
 
+TEST_F(CudaPromises, ASelectionBiasThatIsNotFiniteIsAnError) {
+  for (const DType dtype : {DType::kBF16, DType::kF32})
+    for (const Index tokens : {5, 300})  // few tokens are routed by a kernel of their own
+      for (const float bad : {NAN, INFINITY, -INFINITY}) {
+        Case c = fixed_case("v3_like");
+        c.t = tokens, c.sequence = 0;
+        Inputs in = random_inputs(c, dtype, 1);
+        ASSERT_TRUE(in.config.selection_bias);
+        in.config.layer_index = 3;
+        in.weights.gate_bias.data<float>()[1] = bad;
+        const GpuLayer gpu(ctx(), in);
+        gpu.forward(ctx(), false);
+        EXPECT_TRUE(throws_error([&] { ctx().synchronize(); }, {"layer 3, token 0", "selection bias"})) << bad;
+      }
+}
+
 // A NaN in one token's gradient reaches the weights of that token's experts alone.
 TEST_F(CudaPromises, NaNGradientsStayWithTheirExperts) {
   for (const Path path : {Path::kAuto, Path::kMma, Path::kPlain}) {
