@@ -48,20 +48,25 @@ struct Rows {
   }
 };
 
+__device__ __forceinline__ int boxes_from(const Args& args, int k) {
+  return min(kBoxes, (args.inner - k + kBoxK - 1) / kBoxK);
+}
+
 __device__ __forceinline__ void load_stage(const Args& args, int matrix, int column, int stage_k, std::uint32_t to,
                                            std::uint32_t barrier) {
-  const int boxes = min(kBoxes, (args.inner - stage_k + kBoxK - 1) / kBoxK);
+  const int boxes = boxes_from(args, stage_k);
   ptx::barrier_arrive_expect(barrier, boxes * kBoxBytes);
   for (int i = 0; i < boxes; ++i)
     ptx::tma_load(to + i * kBoxBytes, &args.weights[matrix], barrier, stage_k + i * kBoxK, column);
 }
 
-// acc += W x' over the stage at `from`. Rows of a box are 128 bytes, their 16-byte chunks swizzled.
+// acc += W x' over `boxes` of the stage at `from`. Rows of a box are 128 bytes, their 16-byte chunks swizzled.
 template <int kTiles>
-__device__ __forceinline__ void multiply(float (&acc)[kTiles][4], const Rows<kTiles>& rows, std::uint32_t from) {
+__device__ __forceinline__ void multiply(float (&acc)[kTiles][4], const Rows<kTiles>& rows, std::uint32_t from, int boxes) {
   const int row = threadIdx.x % 16, chunk = threadIdx.x / 16;
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
+    if (s / 4 >= boxes) break;
     std::uint32_t a[4];
     ptx::ldmatrix(a, from + s / 4 * kBoxBytes + row * 128 + (((s % 4 * 2 + chunk) ^ (row & 7)) << 4));
 #pragma unroll
@@ -112,7 +117,7 @@ __global__ void __launch_bounds__(32) few_kernel(const __grid_constant__ Args ar
   for (int i = 0; i < stages; ++i) {
     if (i + 1 < stages) next.load(args, (i + 1) * kStageK);
     ptx::barrier_wait(barriers + i % kStages * 8, i / kStages % 2);
-    multiply<kTiles>(acc, rows, data + i % kStages * kStageBytes);
+    multiply<kTiles>(acc, rows, data + i % kStages * kStageBytes, boxes_from(args, i * kStageK));
     __syncwarp();
     if (threadIdx.x == 0 && i + kStages < stages) ask_for(i + kStages);
     rows = next;

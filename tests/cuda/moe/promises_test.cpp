@@ -9,7 +9,6 @@
 #include "core/log.h"
 #include "cuda/layer_case.h"
 #include "dsmoe/error.h"
-#include "dsmoe/routing_overrides.h"
 #include "support/expect_error.h"
 #include "support/tolerance.h"
 
@@ -125,8 +124,6 @@ TEST_F(CudaPromises, MistakesAreNamed) {
   EXPECT_TRUE(throws_error([&] { gpu.layer.forward(ctx(), in.x); }, {"x is elsewhere"}));
   EXPECT_TRUE(throws_error([&] { gpu.layer.forward(ctx(), ctx().place(in.x.to(DType::kF32))); }, {"f32", "bf16"}));
   EXPECT_THROW(gpu.x.data<BFloat16>(), Error) << "GPU memory opened on the CPU";
-  RoutingOverrides overrides;
-  EXPECT_THROW(gpu.layer.forward(ctx(), gpu.x, {.overrides = &overrides}), Error);
   EXPECT_TRUE(throws_error([&] { gpu.layer.forward(ctx(), gpu.x, {.training = true, .sequence_length = 3}); }, {"3", "4"}));
 
   const MoeForward inference = gpu.forward(ctx(), false), out = gpu.forward(ctx(), true);
