@@ -21,6 +21,7 @@ std::shared_ptr<Model> Model::load(const fs::path& path, const ModelOptions& opt
   const std::unique_ptr<const ModelSource> source = ModelSource::open(path);
   auto impl = std::make_unique<Impl>();
   impl->tokenizer = source->tokenizer();
+  impl->generation = source->generation();
   impl->transformer = std::make_shared<Transformer>(
       source->config(),
       source->load_weights(source->config(), options.dtype, {.storage = options.storage, .progress = options.progress}));
@@ -44,6 +45,7 @@ std::shared_ptr<Model> Model::random(const ModelConfig& config, std::uint64_t se
 
 const ModelConfig& Model::config() const { return impl_->transformer->config(); }
 const std::optional<Tokenizer>& Model::tokenizer() const { return impl_->tokenizer; }
+const GenerationConfig& Model::generation() const { return impl_->generation; }
 DType Model::dtype() const { return impl_->transformer->dtype(); }
 const fs::path& Model::path() const { return impl_->path; }
 
@@ -56,7 +58,7 @@ void Model::save(const fs::path& folder) const {
   if (error) fail(ErrorCode::kIo, "cannot make the folder {}: {}", folder.string(), error.message());
   save_model(
       folder, config(), dtype(), [&](const Parameter& p, std::size_t) { return weights.dense(p); }, io::kDefaultShardBytes);
-  train::write_companions(folder, config(), tokenizer());
+  train::write_companions(folder, config(), tokenizer(), generation());
 }
 
 }  // namespace dsmoe

@@ -2,6 +2,7 @@
 
 #include "core/fail.h"
 #include "formats/config_json.h"
+#include "formats/generation_config.h"
 #include "formats/gguf_export.h"
 #include "formats/lazy.h"
 #include "io/checkpoint.h"
@@ -45,6 +46,11 @@ class FolderSource final : public ModelSource {
     return Tokenizer::load(file);
   }
 
+  GenerationConfig generation() const override {
+    const fs::path file = part("generation_config.json");
+    return file == path_ ? GenerationConfig() : read_generation_config(file);
+  }
+
   DType compute_dtype() const override {
     for (const std::string& name : checkpoint().names())
       if (const io::TensorInfo& t = checkpoint().info(name); t.dims.size() == 2)
@@ -72,7 +78,7 @@ class FolderSource final : public ModelSource {
   void release(const Parameter& p) const override { checkpoint().advise(p.name, io::Advice::kDontNeed); }
 
   io::GgufMetadata export_metadata(const std::string& name) const override {
-    return gguf_export_metadata(config(), tokenizer(), name);
+    return gguf_export_metadata(config(), tokenizer(), generation(), name);
   }
 
  private:
