@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -40,16 +41,39 @@ std::optional<std::string> read_line(const char* prompt) {
   return std::string(line.get());
 }
 
-std::string answer(Session& session, const std::vector<ChatMessage>& messages, const Options& o) {
+std::string answer(Session& session, const std::vector<ChatMessage>& messages, const GenerateOptions& options) {
   const Interrupt interrupt;
-  const Generated out = session.chat(messages, o.sampling.generate, [&](const Piece& piece) {
+  const Generated out = session.chat(messages, options, [&](const Piece& piece) {
     print(piece.text);
     flush_output();
     return !interrupt.pending();
   });
   print("\n");
-  if (out.finish == Finish::kContext) print_note("the context is full; /clear starts a new conversation");
+  if (out.finish == Finish::kContext) print_note("the context is full: the answer ends here");
   return out.text;
+}
+
+// Makes room for an answer by forgetting the oldest turns. False when the last message does not fit even alone; then the
+// conversation is as it was before that message.
+bool make_room(const Session& session, const GenerateOptions& options, std::vector<ChatMessage>& messages) {
+  const Index quarter = session.context() / 4;
+  std::vector<ChatMessage> kept = messages;
+  const std::size_t dropped =
+      session.drop_oldest_turns(kept, options.max_tokens < 0 ? quarter : std::min(quarter, options.max_tokens));
+  const auto tokens = static_cast<Index>(session.chat_tokens(kept).size());
+  if (tokens >= session.context()) {
+    print_note(
+        fmt::format("this message makes {} tokens, over the context of {}; it was left out: send a shorter one, or use "
+                    "a larger context (-c)",
+                    tokens, session.context()));
+    messages.pop_back();
+    return false;
+  }
+  if (dropped > 0)
+    print_note(
+        fmt::format("the context of {} tokens is full: the oldest {} messages were dropped", session.context(), dropped));
+  messages = std::move(kept);
+  return true;
 }
 
 Session open_session(const Options& o) {
@@ -69,6 +93,7 @@ Session open_session(const Options& o) {
 
 void run(const Options& o) {
   Session session = open_session(o);
+  const GenerateOptions options = o.sampling.options(session.model());
   const std::vector<ChatMessage> start =
       o.system.empty() ? std::vector<ChatMessage>() : std::vector<ChatMessage>{{"system", o.system}};
   std::vector<ChatMessage> messages = start;
@@ -85,7 +110,8 @@ void run(const Options& o) {
       continue;
     }
     messages.push_back({"user", *line});
-    std::string text = answer(session, messages, o);
+    if (!make_room(session, options, messages)) continue;
+    std::string text = answer(session, messages, options);
     text.erase(0, text.find_first_not_of(' '));  // "Assistant:" and an answer are joined by the template again
     messages.push_back({"assistant", std::move(text)});
     print("\n");
@@ -105,7 +131,10 @@ void add_chat(CLI::App& program) {
   command->add_option("--chat-template", o.chat_template, "File with a Jinja chat template to use instead of the model's");
   o.sampling.generate.max_tokens = -1;
   o.sampling.add(*command);
-  command->footer("Example:\n  dsmoe chat -m deepseek-moe-16b-chat -c 4096");
+  command->footer(
+      std::string(SamplingFlags::kFooter) +
+      "Names of special tokens in a message are plain text. When the context is full, the oldest turns are dropped.\n"
+      "Example:\n  dsmoe chat -m deepseek-moe-16b-chat -c 4096");
   command->callback([options] { run(*options); });
 }
 

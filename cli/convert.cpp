@@ -38,11 +38,12 @@ std::uint64_t to_gguf(const Options& o, const ModelSource& model, const GgufFile
 
 std::uint64_t to_folder(const Options& o, const ModelSource& model, DType dtype) {
   const std::optional<Tokenizer> tokenizer = model.tokenizer();
+  const GenerationConfig generation = model.generation();
   const std::uint64_t bytes = static_cast<std::uint64_t>(parameter_count(model.config())) * size_of(dtype);
   prepare_output(o.out, bytes, o.force);
   with_progress("convert", bytes,
                 [&](const ByteProgress& progress) { save_model(o.out, model, dtype, o.shard_bytes(), progress); });
-  train::write_companions(o.out, model.config(), tokenizer);
+  train::write_companions(o.out, model.config(), tokenizer, generation);
   return bytes;
 }
 

@@ -1,6 +1,7 @@
 // dsmoe eval: loss and perplexity of a text, as the model is and with its routing changed; and the logits if asked for.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -40,6 +41,9 @@ io::SafetensorsWriter logits_writer(const std::string& path, const TokenSequence
 void run(const Options& o) {
   const std::shared_ptr<const Model> model = o.model.open();
   const TokenSequences sequences = read_sequences(*model, o.evaluate);
+  std::size_t longest = 0;
+  for (const auto& s : sequences) longest = std::max(longest, s.size());
+  note_long_context(model->config(), static_cast<Index>(longest));
   if (o.ablations.wanted()) {
     if (!o.logits.empty() || o.evaluate.score_from > 0)
       throw UsageError("--logits and --score-from cannot be combined with ablations");

@@ -69,7 +69,7 @@ void run(const Options& o) {
     if (!tokenizer)
       fail(ErrorCode::kInvalidArgument, "{} has no tokenizer; give the prompt as token ids with --ids", o.model.path);
     prompt = tokenizer->encode(o.prompt ? *o.prompt : read_text(o.file.empty() ? "-" : o.file),
-                               {.parse_special = !o.no_special});
+                               {.add_eos = false, .parse_special = !o.no_special});
   }
   if (prompt.empty()) fail(ErrorCode::kInvalidArgument, "the prompt is empty; give one with -p, -f or on standard input");
 
@@ -77,7 +77,7 @@ void run(const Options& o) {
   nlohmann::ordered_json routing = nlohmann::ordered_json::array();
   if (o.routing) session.set_probe([&](Index layer, const Routing& r) { routing.push_back(routing_json(layer, r)); });
   const Interrupt interrupt;
-  const Generated out = session.generate(prompt, o.sampling.generate, [&](const Piece& piece) {
+  const Generated out = session.generate(prompt, o.sampling.options(*model), [&](const Piece& piece) {
     if (!o.json) {
       print(tokenizer ? std::string(piece.text) : fmt::format("{} ", piece.id));
       flush_output();
@@ -100,14 +100,15 @@ void add_generate(CLI::App& program) {
   command->add_option("--ids", o.ids, "Prompt as token ids, separated by spaces or commas; needs no tokenizer")
       ->delimiter(',');
   o.sampling.add(*command);
-  command->add_flag("--no-special", o.no_special, "Treat special tokens in the prompt as plain text");
+  command->add_flag("--no-special", o.no_special,
+                    "Treat names of special tokens in the prompt as plain text (default: they become these tokens)");
   command->add_flag("--routing", o.routing, "With --json: the experts and gate weights of every token in every MoE layer");
   command->add_flag("--json", o.json, "Print token ids, text and timings as JSON");
   command->add_flag("-q,--quiet", o.quiet, "Do not print the timings");
-  command->footer(
-      "Examples:\n"
-      "  dsmoe generate -m MODEL -p \"An attention function can be described as\" -n 64 --temp 0\n"
-      "  dsmoe generate -m model-q4_k_m.gguf -f prompt.txt --stop \"User:\"");
+  command->footer(std::string(SamplingFlags::kFooter) +
+                  "Examples:\n"
+                  "  dsmoe generate -m MODEL -p \"An attention function can be described as\" -n 64 --temp 0\n"
+                  "  dsmoe generate -m model-q4_k_m.gguf -f prompt.txt --stop \"User:\"");
   command->callback([options] { run(*options); });
 }
 

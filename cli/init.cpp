@@ -45,7 +45,7 @@ std::uint64_t write_folder(const Options& o, const ModelConfig& config, const st
 
 std::uint64_t write_file(const Options& o, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer) {
   const GgufFileType& type = gguf_file_type(o.type);
-  io::GgufMetadata metadata = gguf_export_metadata(config, tokenizer, std::filesystem::path(o.out).stem().string());
+  io::GgufMetadata metadata = gguf_export_metadata(config, tokenizer, {}, std::filesystem::path(o.out).stem().string());
   const std::uint64_t bytes = gguf_bytes(config, type);
   prepare_output(o.out, bytes, o.force);
   Context ctx(o.threads);

@@ -1,11 +1,14 @@
 #include "cli/model_options.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 #include <optional>
 
+#include "cli/output.h"
 #include "cli/progress.h"
 #include "core/fail.h"
 
@@ -31,13 +34,38 @@ std::shared_ptr<Model> ModelFlags::open() const {
     bar->update(static_cast<std::int64_t>(done >> 20));
     if (done == total) bar->finish();
   };
-  return Model::load(path, options);
+  std::shared_ptr<Model> model = Model::load(path, options);
+  note_long_context(model->config(), session.context);
+  return model;
+}
+
+void note_long_context(const ModelConfig& config, Index length) {
+  // Dynamic scaling is made for longer texts.
+  if (length <= config.max_position_embeddings || config.rope_scaling.type == RopeScalingType::kDynamic) return;
+  print_note(
+      fmt::format("{} tokens of context are more than the model's {} positions (max_position_embeddings); expect "
+                  "worse text behind them",
+                  length, config.max_position_embeddings));
 }
 
 void SamplingFlags::add(CLI::App& command) {
   add_flags(command, generate, {.only = {"n-predict"}});
-  add_flags(command, generate.sampler);
+  flags_ = add_flags(command, generate.sampler);
   add_flags(command, generate, {.only = {"stop", "ignore-eos"}});
+}
+
+GenerateOptions SamplingFlags::options(const Model& model) const {
+  GenerateOptions out = generate;
+  const SamplerOptions defaults = model.generation().sampler();
+  const auto choose = [&](const char* name, auto SamplerOptions::*field) {
+    if (flags_.at(name)->count() == 0) out.sampler.*field = defaults.*field;
+  };
+  choose("temp", &SamplerOptions::temperature);
+  choose("top-k", &SamplerOptions::top_k);
+  choose("top-p", &SamplerOptions::top_p);
+  choose("min-p", &SamplerOptions::min_p);
+  choose("repeat-penalty", &SamplerOptions::repetition_penalty);
+  return out;
 }
 
 std::string read_text(const std::string& path) {

@@ -22,10 +22,21 @@ struct ModelFlags {
   std::shared_ptr<Model> open() const;  // behind a progress bar when that takes long
 };
 
+// A note when sequences of `length` tokens go beyond the positions that the model was made for.
+void note_long_context(const ModelConfig& config, Index length);
+
 struct SamplingFlags {
   GenerateOptions generate;
 
   void add(CLI::App& command);
+  // What was given; else what the model's generation_config.json says; else the defaults.
+  GenerateOptions options(const Model& model) const;
+  static constexpr const char* kFooter =
+      "Sampling defaults are those of the model's generation_config.json (or the keys general.sampling.* of a GGUF file)\n"
+      "where it has them; options given here win.\n";
+
+ private:
+  OptionMap flags_;  // of the sampler
 };
 
 // The whole of a file, or of standard input for "-".

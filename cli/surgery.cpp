@@ -47,7 +47,8 @@ void save(const study::Surgery& surgery, DType dtype, const std::string& from, c
   with_progress("write", bytes, [&](const ByteProgress& progress) {
     save_model(out, surgery.config, dtype, surgery.tensor, io::kDefaultShardBytes, progress, surgery.check);
   });
-  train::write_companions(out, surgery.config, Model::load_tokenizer(from));
+  const std::unique_ptr<const ModelSource> source = ModelSource::open(from);
+  train::write_companions(out, surgery.config, source->tokenizer(), source->generation());
 }
 
 Evaluation loss(Context& ctx, const Transformer& model, study::LabelledData data, DType cache) {

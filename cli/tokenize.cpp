@@ -72,10 +72,14 @@ void add_tokenize(CLI::App& program) {
   command->add_option("--decode", o.decode, "Token ids to decode");
   command->add_flag("--bos", o.bos, "Prepend the BOS token even if the tokenizer does not");
   command->add_flag("--no-bos", o.no_bos, "Do not prepend the BOS token")->excludes("--bos");
-  command->add_flag("--no-special", o.no_special, "Treat special tokens in the text as plain text");
+  command->add_flag("--no-special", o.no_special,
+                    "Treat names of special tokens in the text as plain text (default: they become these tokens)");
   command->add_flag("--ids", o.ids_only, "Print only the token ids, on one line (a line of an .ids file)");
   command->add_flag("--json", o.json, "Print token ids and pieces as JSON");
   command->footer(
+      "Special tokens are parsed by default, as llama-tokenize does it. dsmoe eval and dsmoe train take text as plain "
+      "text,\n"
+      "as llama-perplexity does: --no-special --no-bos shows what they see.\n"
       "Examples:\n  dsmoe tokenize -m MODEL -p \"Who are you?\"\n  dsmoe tokenize -m MODEL --decode 5726 25 8886");
   command->callback([options] { run(*options); });
 }

@@ -5,13 +5,16 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "dsmoe/tokenizer.h"
 
 namespace dsmoe {
 
 struct ChatMessage {
-  std::string role;  // "system", "user", "assistant"; the template decides what it knows
+  // "system", "user", "assistant", "tool", "developer" or "function": templates make control tokens of these. Another role
+  // is text like the content.
+  std::string role;
   std::string content;
 };
 
@@ -21,6 +24,19 @@ struct ChatOptions {
   bool add_generation_prompt = true;  // end where the assistant's answer begins
 };
 
+// A conversation as a template writes it. Parts that come from messages are text, whatever they hold: only the template
+// makes control tokens.
+struct ChatText {
+  std::string text;
+  std::vector<TextRange> from_messages;  // ascending and apart
+
+  ChatText from(std::size_t begin) const;  // the part that begins there
+};
+
+// The tokens of a rendered conversation. The template writes the bos token if there is to be one, so none is added, and no
+// eos either.
+std::vector<std::int32_t> encode_chat(const Tokenizer& tokenizer, const ChatText& chat);
+
 // The part of Jinja that chat templates use: if, for, set, namespaces, string and list operations (docs in
 // src/tokenizer/jinja_parser.h), with the white-space rules that Hugging Face renders with. Anything else is refused
 // with its name and place, when the template is read.
@@ -28,7 +44,7 @@ class ChatTemplate {
  public:
   explicit ChatTemplate(std::string_view text);
   // A template may refuse a conversation (raise_exception); its message is then that of the Error.
-  std::string render(std::span<const ChatMessage> messages, const ChatOptions& options) const;
+  ChatText render(std::span<const ChatMessage> messages, const ChatOptions& options) const;
 
   struct Impl;
 
@@ -36,9 +52,10 @@ class ChatTemplate {
   std::shared_ptr<const Impl> impl_;
 };
 
-// With the tokenizer's own template and tokens. The text already holds the bos token if there is to be one: encode it
-// with add_bos = false.
-std::string render_chat(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
-                        bool add_generation_prompt = true);
+// The options for this tokenizer: its bos and eos token.
+ChatOptions chat_options(const Tokenizer& tokenizer, bool add_generation_prompt = true);
+
+// With the tokenizer's own template and tokens.
+ChatText render_chat(const Tokenizer& tokenizer, std::span<const ChatMessage> messages, bool add_generation_prompt = true);
 
 }  // namespace dsmoe

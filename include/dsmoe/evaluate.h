@@ -31,6 +31,7 @@ struct EvaluateOptions {
   Index context = 0;
   Index limit = 0;
   Index score_from = 0;
+  bool parse_special = false;
   std::optional<DType> cache_dtype;
   int threads = 0;
 
@@ -46,6 +47,8 @@ struct EvaluateOptions {
     v(o.score_from,
       {"score-from", "Score only the tokens from this position of each sequence on (from 0); those before are context",
        at_least(0)});
+    v(o.parse_special,
+      {"parse-special", "Turn names of special tokens in the text into these tokens (default: a corpus is plain text)"});
     v(o.cache_dtype, {"cache-dtype", "Dtype of the KV cache (auto: that of the weights)"});
     v(o.threads, {"threads", "CPU threads (0: one per core)", at_least(0)});
   }

@@ -11,7 +11,7 @@
 
 namespace dsmoe {
 
-// Applied in this order; the defaults are llama.cpp's.
+// Applied in this order; the defaults are llama.cpp's. A model may come with others: Model::generation().
 struct SamplerOptions {
   float repetition_penalty = 1.0f;  // logits of recent tokens are divided by it, negative ones multiplied
   Index repetition_window = 64;
@@ -59,7 +59,7 @@ struct GenerateOptions {
   SamplerOptions sampler;
   std::vector<std::string> stop;
   bool ignore_eos = false;
-  std::vector<std::int32_t> end_tokens;  // in addition to the model's eos tokens; not part of the text
+  std::vector<std::int32_t> end_tokens;  // in addition to the model's own; not part of the text
 
   void validate() const;  // the sampler's options too
 
@@ -68,7 +68,7 @@ struct GenerateOptions {
     v(o.max_tokens,
       {"n-predict", "Maximum number of tokens to generate (-1: until EOS or the context is full)", at_least(-1)});
     v(o.stop, {"stop", "Stop when this text is generated; it is not printed; repeatable"});
-    v(o.ignore_eos, {"ignore-eos", "Keep generating after the end-of-sequence token"});
+    v(o.ignore_eos, {"ignore-eos", "Never choose an end-of-sequence token, so that the text goes on (as llama.cpp does)"});
   }
 };
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "dsmoe/generation_config.h"
 #include "dsmoe/model_config.h"
 #include "dsmoe/options.h"
 #include "dsmoe/storage.h"
@@ -50,6 +51,9 @@ class Model {
 
   const ModelConfig& config() const;
   const std::optional<Tokenizer>& tokenizer() const;
+  // Defaults that come with the model: generation().sampler() for sampling. A Session ends a text at its eos tokens, and
+  // otherwise does what its caller's options say.
+  const GenerationConfig& generation() const;
   DType dtype() const;                        // of the activations
   Device device() const;                      // where it runs
   const std::filesystem::path& path() const;  // that it was loaded from; empty for none

@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "dsmoe/chat_template.h"
 #include "dsmoe/generate_options.h"
@@ -42,11 +43,19 @@ class Session {
   // Processes the prompt after what is in the KV cache, then generates. Prompt and generated tokens stay in the cache.
   Generated generate(std::span<const std::int32_t> prompt, const GenerateOptions& options = {},
                      const OnPiece& on_piece = {});
-  // The prompt is encoded by the model's tokenizer, with the bos token if it adds one.
+  // The prompt is encoded by the model's tokenizer, with the bos token if it adds one, never with eos. Names of special
+  // tokens in it become these tokens.
   Generated generate(std::string_view prompt, const GenerateOptions& options = {}, const OnPiece& on_piece = {});
 
-  // The assistant's answer to a whole conversation. Only the part that is not in the KV cache yet is processed.
+  // The assistant's answer to a whole conversation. Only the part that is not in the KV cache yet is processed. Names of
+  // special tokens in messages are text; the template alone makes control tokens.
   Generated chat(std::span<const ChatMessage> messages, const GenerateOptions& options = {}, const OnPiece& on_piece = {});
+  // What chat() processes: the conversation up to where the answer begins.
+  std::vector<std::int32_t> chat_tokens(std::span<const ChatMessage> messages) const;
+  // Removes the oldest turns, each from one message of the user to before the next, until the conversation leaves `room`
+  // tokens of the context to the answer. What stands before the first turn (the system prompt) and the last turn stay,
+  // whether they fit or not. Returns the number of messages removed.
+  std::size_t drop_oldest_turns(std::vector<ChatMessage>& messages, Index room) const;
   bool has_chat_template() const;
   void set_chat_template(ChatTemplate chat_template);  // instead of the model's own
 

@@ -43,10 +43,21 @@ std::string pre_tokenizer_json(std::string_view name);
 // there is none among the known ones.
 std::string pre_tokenizer_name(std::string_view json);
 
+// Bytes [begin, end) of a text.
+struct TextRange {
+  std::size_t begin = 0, end = 0;
+};
+
+// A control token is one that is marked as special, or that is written like one (<|...|>, <｜...｜>) and was added without
+// that mark. Only parse_special makes them from text; other added tokens are found in any text.
 struct EncodeOptions {
   std::optional<bool> add_bos;  // unset: as the tokenizer's files say
   std::optional<bool> add_eos;
-  bool parse_special = true;  // false: special tokens in the text are plain text (for untrusted input)
+  bool parse_special = true;  // false: control tokens in the text are plain text (for untrusted input)
+  // With parse_special: ranges of untrusted input, ascending and apart, in a text that is valid UTF-8. A control token that
+  // would have a byte in one of them is plain text. Everything else is as if they were not there: words and merges do not
+  // end at a range's border.
+  std::span<const TextRange> plain = {};
 };
 
 struct DecodeOptions {
@@ -59,7 +70,10 @@ class Tokenizer {
   // A folder with tokenizer.json, or that file itself; tokenizer_config.json and chat_template.jinja are read
   // when they lie beside it. Whatever part of the pipeline is not supported is refused by its name.
   static Tokenizer load(const std::filesystem::path& path);
-  static Tokenizer from_json(std::string tokenizer_json, std::string tokenizer_config_json = {});
+  // The texts of tokenizer.json, tokenizer_config.json and chat_template.jinja; the last wins over a template in the
+  // second.
+  static Tokenizer from_json(std::string tokenizer_json, std::string tokenizer_config_json = {},
+                             std::string chat_template_jinja = {});
   static Tokenizer from_parts(const TokenizerParts& parts);
 
   // Each ill-formed part of the text counts as U+FFFD.

@@ -29,15 +29,21 @@ std::string read_text(const std::string& path) {
   }
 }
 
-// Windows of `context` tokens that do not overlap, each beginning with what the tokenizer begins every text with.
+// Windows of `context` tokens that do not overlap, each beginning with what the tokenizer begins every text with. Only the
+// text is predicted: no window has the eos that some tokenizers put behind a text.
 class Windows {
  public:
-  Windows(const Tokenizer& tokenizer, Index context)
-      : tokenizer_(tokenizer), start_(tokenizer.encode("")), room_(static_cast<std::size_t>(context) - start_.size()) {}
+  Windows(const Tokenizer& tokenizer, Index context, bool parse_special)
+      : tokenizer_(tokenizer), start_(tokenizer.encode("", {.add_eos = false})), parse_special_(parse_special) {
+    require(context > static_cast<Index>(start_.size()),
+            "context is {}, but the tokenizer begins every text with {} tokens; use a larger context", context,
+            start_.size());
+    room_ = static_cast<std::size_t>(context) - start_.size();
+  }
 
   void add(const std::string& text, TokenSequences& to) const {
     const std::vector<std::int32_t> ids =
-        tokenizer_.encode(text, {.add_bos = false, .add_eos = false, .parse_special = false});
+        tokenizer_.encode(text, {.add_bos = false, .add_eos = false, .parse_special = parse_special_});
     for (std::size_t i = 0; i < ids.size(); i += room_) {
       std::vector<std::int32_t> window = start_;
       window.insert(window.end(), ids.begin() + static_cast<std::ptrdiff_t>(i),
@@ -49,7 +55,8 @@ class Windows {
  private:
   const Tokenizer& tokenizer_;
   std::vector<std::int32_t> start_;
-  std::size_t room_;
+  bool parse_special_;
+  std::size_t room_ = 0;
 };
 
 TokenSequences read_all(const Model& model, const EvaluateOptions& o, Index context) {
@@ -71,12 +78,15 @@ TokenSequences read_all(const Model& model, const EvaluateOptions& o, Index cont
     for (study::LabelledSequence s; data.next(s);) sequences.push_back(std::move(s.ids));
     return sequences;
   }
-  const Windows windows(tokenizer, context);
+  const Windows windows(tokenizer, context, o.parse_special);
   if (extension == ".jsonl") {
     io::JsonlReader reader(o.data, o.field);
     for (std::string text; reader.next(text);) windows.add(text, sequences);
   } else {
-    windows.add(read_text(o.data), sequences);
+    const std::string text = read_text(o.data);
+    if (const std::size_t at = text.find('\0'); at != std::string::npos)
+      fail(ErrorCode::kFormat, "{}: not a text file (byte {} is zero); give text, .jsonl or .ids", o.data, at + 1);
+    windows.add(text, sequences);
   }
   return sequences;
 }

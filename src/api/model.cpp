@@ -56,6 +56,7 @@ std::shared_ptr<Model> Model::load(const fs::path& path, const ModelOptions& opt
   const std::unique_ptr<const ModelSource> source = ModelSource::open(path);
   auto impl = std::make_unique<Impl>();
   impl->tokenizer = source->tokenizer();
+  impl->generation = source->generation();
   const ModelConfig& config = source->config();
   const LoadOptions load{.storage = options.storage, .progress = options.progress};
   if (device_for(*source, options) == Device::kCuda) {
@@ -87,12 +88,14 @@ std::shared_ptr<Model> Model::random(const ModelConfig& config, std::uint64_t se
 
 const ModelConfig& Model::config() const { return impl_->transformer->config(); }
 const std::optional<Tokenizer>& Model::tokenizer() const { return impl_->tokenizer; }
+const GenerationConfig& Model::generation() const { return impl_->generation; }
 DType Model::dtype() const { return impl_->transformer->dtype(); }
 Device Model::device() const { return impl_->transformer->device(); }
 const fs::path& Model::path() const { return impl_->path; }
 
 void Model::save(const fs::path& folder) const {
   const ModelWeights& weights = impl_->transformer->weights();
+  require(device() == Device::kCpu, "the model is on a GPU; load it with the device cpu to save it");
   require(impl_->transformer->trainable(),
           "the weights are quantized or of several dtypes; load the model with the dtype f32 or bf16");
   std::error_code error;
@@ -101,7 +104,7 @@ void Model::save(const fs::path& folder) const {
   save_model(
       folder, config(), dtype(), [&](const Parameter& p, std::size_t) { return weights.dense(p); }, io::kDefaultShardBytes,
       /*progress=*/{}, [&] { weights.check(); });
-  train::write_companions(folder, config(), tokenizer());
+  train::write_companions(folder, config(), tokenizer(), generation());
 }
 
 }  // namespace dsmoe

@@ -13,6 +13,7 @@ namespace dsmoe {
 struct Model::Impl {
   std::shared_ptr<Transformer> transformer;  // a training run's own, for the model of one
   std::optional<Tokenizer> tokenizer;
+  GenerationConfig generation;
   std::filesystem::path path;
 };
 

@@ -73,8 +73,10 @@ std::string options_markdown() {
       "Sessions", "`SessionOptions` in `include/dsmoe/generate_options.h`; `dsmoe generate` and `dsmoe chat`.");
   out += table<GenerateOptions>(
       "Generating", "`GenerateOptions` in `include/dsmoe/generate_options.h`; `dsmoe generate` and `dsmoe chat`.");
-  out += table<SamplerOptions>(
-      "Sampling", "`SamplerOptions` in `include/dsmoe/generate_options.h`; `dsmoe generate` and `dsmoe chat`.");
+  out += table<SamplerOptions>("Sampling",
+                               "`SamplerOptions` in `include/dsmoe/generate_options.h`; `dsmoe generate` and `dsmoe chat`. "
+                               "Where a model comes with a "
+                               "`generation_config.json`, its values replace these defaults.");
   out += table<EvaluateOptions>("Evaluating", "`EvaluateOptions` in `include/dsmoe/evaluate.h`; `dsmoe eval`.");
   out += table<study::AblationRequest>("Ablations", "`AblationRequest` in `src/study/ablation.h`; `dsmoe eval`.");
   out += table<train::RunSetup>("Starting a training run", "`RunSetup` in `include/dsmoe/trainer.h`; `dsmoe train`.");

@@ -1,5 +1,7 @@
 #include "dsmoe/session.h"
 
+#include <algorithm>
+
 #include "api/model_impl.h"
 #include "core/fail.h"
 #include "infer/session.h"
@@ -39,11 +41,12 @@ std::shared_ptr<const Model> not_null(std::shared_ptr<const Model> model) {
   return model;
 }
 
-// With the tokens that end a text of this model.
+// With the tokens that end a text of this model: those of generation_config.json, else of config.json, and the tokenizer's.
 GenerateOptions with_end_tokens(const Model& model, GenerateOptions options) {
   options.validate();
-  if (options.ignore_eos) return options;
-  for (const Index id : model.config().eos_token_id) options.end_tokens.push_back(static_cast<std::int32_t>(id));
+  const std::vector<Index>& wanted = model.generation().eos_token_id;
+  for (const Index id : wanted.empty() ? model.config().eos_token_id : wanted)
+    options.end_tokens.push_back(static_cast<std::int32_t>(id));
   if (model.tokenizer() && model.tokenizer()->eos_id()) options.end_tokens.push_back(*model.tokenizer()->eos_id());
   return options;
 }
@@ -82,7 +85,7 @@ Generated Session::generate(std::span<const std::int32_t> prompt, const Generate
 }
 
 Generated Session::generate(std::string_view prompt, const GenerateOptions& options, const OnPiece& on_piece) {
-  return generate(impl_->tokenizer().encode(prompt), options, on_piece);
+  return generate(impl_->tokenizer().encode(prompt, {.add_eos = false}), options, on_piece);
 }
 
 bool Session::has_chat_template() const {
@@ -91,18 +94,32 @@ bool Session::has_chat_template() const {
 
 void Session::set_chat_template(ChatTemplate chat_template) { impl_->chat_template = std::move(chat_template); }
 
-Generated Session::chat(std::span<const ChatMessage> messages, const GenerateOptions& options, const OnPiece& on_piece) {
+std::vector<std::int32_t> Session::chat_tokens(std::span<const ChatMessage> messages) const {
   const Tokenizer& tokenizer = impl_->tokenizer();
   if (!has_chat_template())
     fail(ErrorCode::kInvalidArgument, "this model has no chat template, so it was probably not trained for chat; set one");
-  const auto text_of = [&](std::optional<std::int32_t> id) {
-    return id ? tokenizer.decode(std::vector{*id}) : std::string();
-  };
-  const std::string text = impl_->chat_template
-                               ? impl_->chat_template->render(messages, {.bos_token = text_of(tokenizer.bos_id()),
-                                                                         .eos_token = text_of(tokenizer.eos_id())})
-                               : render_chat(tokenizer, messages);
-  const std::vector<std::int32_t> tokens = tokenizer.encode(text, {.add_bos = false});
+  return encode_chat(tokenizer, impl_->chat_template ? impl_->chat_template->render(messages, chat_options(tokenizer))
+                                                     : render_chat(tokenizer, messages));
+}
+
+std::size_t Session::drop_oldest_turns(std::vector<ChatMessage>& messages, Index room) const {
+  const auto is_user = [](const ChatMessage& m) { return m.role == "user"; };
+  const auto system = std::find_if(messages.begin(), messages.end(), is_user) - messages.begin();  // messages before a turn
+  std::vector<ChatMessage> kept = messages;
+  while (static_cast<Index>(chat_tokens(kept).size()) + room > context()) {
+    const auto oldest = kept.begin() + system;
+    if (oldest == kept.end()) break;
+    const auto next = std::find_if(oldest + 1, kept.end(), is_user);
+    if (next == kept.end()) break;
+    kept.erase(oldest, next);
+  }
+  const std::size_t removed = messages.size() - kept.size();
+  messages = std::move(kept);
+  return removed;
+}
+
+Generated Session::chat(std::span<const ChatMessage> messages, const GenerateOptions& options, const OnPiece& on_piece) {
+  const std::vector<std::int32_t> tokens = chat_tokens(messages);
   if (static_cast<Index>(tokens.size()) > context())
     fail(ErrorCode::kInvalidArgument,
          "the conversation has grown to {} tokens, over the context of {}; begin a new one, or use a larger context",

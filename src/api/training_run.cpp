@@ -45,13 +45,14 @@ std::shared_ptr<const Model> TrainingRun::model() const {
   auto model = std::make_unique<Model::Impl>();
   model->transformer = std::shared_ptr<Transformer>(impl_, &impl_->trainer.model());
   model->tokenizer = impl_->start.tokenizer;
+  model->generation = impl_->start.generation;
   return std::make_shared<Model>(std::move(model));
 }
 
 RunResult TrainingRun::run(const RunHooks& hooks) {
   RunHooks all = hooks;
   all.extra_files = [&](const std::filesystem::path& to) {
-    write_companions(to, impl_->start.config, impl_->start.tokenizer);
+    write_companions(to, impl_->start.config, impl_->start.tokenizer, impl_->start.generation);
     if (hooks.extra_files) hooks.extra_files(to);
   };
   const RunResult result = train::run(impl_->trainer, *impl_->start.data.training, impl_->start.data.held_out.get(),

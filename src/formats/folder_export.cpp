@@ -11,7 +11,7 @@ namespace dsmoe {
 
 namespace {
 
-std::string generation_config(const ModelConfig& c) {
+std::string fresh_generation_config(const ModelConfig& c) {
   nlohmann::ordered_json j = {{"_from_model_config", true}};
   if (c.bos_token_id) j["bos_token_id"] = *c.bos_token_id;
   if (c.eos_token_id.size() == 1) j["eos_token_id"] = c.eos_token_id.front();
@@ -57,8 +57,9 @@ void save_model(const std::filesystem::path& folder, const ModelSource& source, 
 }
 
 void write_companions(const std::filesystem::path& folder, const ModelConfig& config,
-                      const std::optional<Tokenizer>& tokenizer) {
-  io::write_file_atomically(folder / "generation_config.json", generation_config(config));
+                      const std::optional<Tokenizer>& tokenizer, const GenerationConfig& generation) {
+  const std::string text = generation.to_json();
+  io::write_file_atomically(folder / "generation_config.json", text.empty() ? fresh_generation_config(config) : text);
   if (tokenizer) tokenizer->save(folder);
 }
 

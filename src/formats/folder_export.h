@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "dsmoe/generation_config.h"
 #include "dsmoe/model_config.h"
 #include "dsmoe/tokenizer.h"
 #include "formats/model_io.h"
@@ -20,8 +21,9 @@ void save_model(const std::filesystem::path& folder, const ModelConfig& config, 
 void save_model(const std::filesystem::path& folder, const ModelSource& source, DType dtype, std::uint64_t max_shard_bytes,
                 const ByteProgress& progress = {});
 
-// generation_config.json and the tokenizer's files: what a folder has besides the weights and their config.
+// generation_config.json (made from the config for a model that has none) and the tokenizer's files: what a folder has
+// besides the weights and their config.
 void write_companions(const std::filesystem::path& folder, const ModelConfig& config,
-                      const std::optional<Tokenizer>& tokenizer);
+                      const std::optional<Tokenizer>& tokenizer, const GenerationConfig& generation = {});
 
 }  // namespace dsmoe

@@ -2,6 +2,7 @@
 
 #include "core/fail.h"
 #include "formats/config_json.h"
+#include "formats/generation_config.h"
 #include "formats/gguf_export.h"
 #include "formats/lazy.h"
 #include "formats/mapped_tensors.h"
@@ -51,6 +52,11 @@ class FolderSource final : public ModelSource {
     return Tokenizer::load(file);
   }
 
+  GenerationConfig generation() const override {
+    const fs::path file = part("generation_config.json");
+    return file == path_ ? GenerationConfig() : read_generation_config(file);
+  }
+
   DType compute_dtype() const override {
     for (const std::string& name : checkpoint().names())
       if (const io::TensorInfo& t = checkpoint().info(name); t.dims.size() == 2)
@@ -86,7 +92,7 @@ class FolderSource final : public ModelSource {
   void check_files() const override { dsmoe::check_files(checkpoint().maps()); }
 
   io::GgufMetadata export_metadata(const std::string& name) const override {
-    return gguf_export_metadata(config(), tokenizer(), name);
+    return gguf_export_metadata(config(), tokenizer(), generation(), name);
   }
 
  private:

@@ -8,6 +8,7 @@
 #include "core/fail.h"
 #include "core/random.h"
 #include "core/threads.h"
+#include "formats/generation_config.h"
 #include "formats/gguf_config.h"
 #include "formats/gguf_rows.h"
 #include "formats/gguf_tokenizer.h"
@@ -166,9 +167,11 @@ void write_from_pool(Context& ctx, Output& out, const io::TensorSpec& spec, cons
 }  // namespace
 
 io::GgufMetadata gguf_export_metadata(const ModelConfig& config, const std::optional<Tokenizer>& tokenizer,
-                                      const std::string& name) {
+                                      const GenerationConfig& generation, const std::string& name) {
   io::GgufMetadata m = gguf_metadata(config, name);
   tokenizer ? put_tokenizer(*tokenizer, config.vocab_size, m) : put_no_tokenizer(m);
+  put_generation_config(generation, m);
+  put_end_tokens(generation.eos_token_id.empty() ? config.eos_token_id : generation.eos_token_id, tokenizer, m);
   return m;
 }
 

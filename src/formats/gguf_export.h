@@ -7,6 +7,7 @@
 #include <string>
 
 #include "dsmoe/context.h"
+#include "dsmoe/generation_config.h"
 #include "dsmoe/tokenizer.h"
 #include "formats/gguf_types.h"
 #include "formats/model_io.h"
@@ -21,7 +22,7 @@ class ModelSource;
 
 // All keys but those of the tensors' types, for a model without a file of its own (ModelSource::export_metadata).
 io::GgufMetadata gguf_export_metadata(const ModelConfig& config, const std::optional<Tokenizer>& tokenizer,
-                                      const std::string& name);
+                                      const GenerationConfig& generation, const std::string& name);
 
 // The bytes that the tensors will need, all together.
 std::uint64_t gguf_bytes(const ModelConfig& config, const GgufFileType& type);

@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "core/fail.h"
+#include "formats/generation_config.h"
 #include "formats/gguf_config.h"
 #include "formats/gguf_tokenizer.h"
 #include "formats/gguf_weights.h"
@@ -35,6 +36,7 @@ class GgufSource final : public ModelSource {
     return config_.get([&] { return config_from_gguf(file_); });
   }
   std::optional<Tokenizer> tokenizer() const override { return tokenizer_from_gguf(file_.metadata()); }
+  GenerationConfig generation() const override { return generation_config_from_gguf(file_.metadata(), config()); }
   DType compute_dtype() const override { return gguf_compute_dtype(file_); }
 
   ModelWeights load_weights(const ModelConfig& config, std::optional<DType> dtype,

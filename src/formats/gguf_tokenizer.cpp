@@ -5,6 +5,7 @@
 #include "core/fail.h"
 #include "core/json_read.h"
 #include "core/printable.h"
+#include "tokenizer/byte_level.h"
 
 namespace dsmoe {
 
@@ -24,6 +25,12 @@ constexpr const char* kMerges = "tokenizer.ggml.merges";
 constexpr const char* kTemplate = "tokenizer.chat_template";
 constexpr const char* kJson = "tokenizer.huggingface.json";
 constexpr const char* kConfigJson = "dsmoe.tokenizer_config_json";
+constexpr const char* kOurs = "dsmoe.config_json";  // files of this program have it
+constexpr const char* kBos = "tokenizer.ggml.bos_token_id";
+constexpr const char* kEos = "tokenizer.ggml.eos_token_id";
+constexpr const char* kPad = "tokenizer.ggml.padding_token_id";
+constexpr const char* kAddBos = "tokenizer.ggml.add_bos_token";
+constexpr const char* kAddEos = "tokenizer.ggml.add_eos_token";
 
 [[noreturn]] void cannot_carry(const std::string& what) {
   fail(ErrorCode::kUnsupported,
@@ -92,9 +99,9 @@ TokenizerParts read_parts(const GgufMetadata& m) {
     if (type != kUserDefined) type = kControl;
     return parts.vocab[static_cast<std::size_t>(id)];
   };
-  parts.bos_token = named("tokenizer.ggml.bos_token_id");
-  parts.eos_token = named("tokenizer.ggml.eos_token_id");
-  parts.pad_token = named("tokenizer.ggml.padding_token_id");
+  parts.bos_token = named(kBos);
+  parts.eos_token = named(kEos);
+  parts.pad_token = named(kPad);
   for (std::size_t i = 0; i < types.size(); ++i) {
     if (types[i] == kUnused) parts.vocab[i].clear();
     if (types[i] == kControl || types[i] == kUserDefined || types[i] == kUnknown)
@@ -103,10 +110,98 @@ TokenizerParts read_parts(const GgufMetadata& m) {
       fail(ErrorCode::kUnsupported, "{}: token {} stands for a single byte, which a byte-level vocabulary has none of",
            m.where(), i);
   }
-  parts.add_bos = m.boolean("tokenizer.ggml.add_bos_token", parts.ignore_merges && !parts.bos_token.empty());
-  parts.add_eos = m.boolean("tokenizer.ggml.add_eos_token", false);
+  parts.add_bos = m.boolean(kAddBos, parts.ignore_merges && !parts.bos_token.empty());
+  parts.add_eos = m.boolean(kAddEos, false);
   parts.chat_template = m.text(kTemplate, "");
   return parts;
+}
+
+// What a tokenizer puts around a text.
+struct Ends {
+  bool bos = false, eos = false, others = false;
+};
+
+Ends ends_of(const Tokenizer& tokenizer) {
+  const std::vector<std::int32_t> frame = tokenizer.encode("");
+  Ends ends;
+  ends.bos = tokenizer.bos_id() && !frame.empty() && frame.front() == *tokenizer.bos_id();
+  ends.eos = tokenizer.eos_id() && frame.size() > (ends.bos ? 1u : 0u) && frame.back() == *tokenizer.eos_id();
+  ends.others = frame.size() != static_cast<std::size_t>(ends.bos) + static_cast<std::size_t>(ends.eos);
+  return ends;
+}
+
+// Whether the format's own list of tokens is still that of tokenizer.json.
+bool same_tokens(const GgufMetadata& m, const Tokenizer& tokenizer) {
+  const std::vector<std::string> texts = m.texts(kTokens);
+  const std::vector<std::int64_t> types = m.integers(kTypes);
+  if (types.size() != texts.size() || tokenizer.vocab_size() > static_cast<std::int64_t>(texts.size())) return false;
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const std::string_view bytes = tokenizer.bytes(static_cast<std::int32_t>(i));
+    if (bytes.empty() ? types[i] != kUnused : bytes != texts[i] && byte_level::encode(bytes) != texts[i]) return false;
+  }
+  return true;
+}
+
+// As tokenizer.json writes a token.
+std::string token_text(const Tokenizer& tokenizer, std::int32_t id) {
+  std::string bytes(tokenizer.bytes(id));
+  return tokenizer.id_of(bytes) == id ? bytes : byte_level::encode(bytes);
+}
+
+// A post_processor that puts these tokens around a text.
+Json post_processor(const Tokenizer& tokenizer, bool bos, bool eos) {
+  Json before = Json::array(), after = before, names = Json::object();
+  const auto put = [&](Json& side, std::int32_t id) {
+    const std::string text = token_text(tokenizer, id);
+    side.push_back({{"SpecialToken", {{"id", text}, {"type_id", 0}}}});
+    names[text] = {{"id", text}, {"ids", {id}}, {"tokens", {text}}};
+  };
+  if (bos) put(before, *tokenizer.bos_id());
+  if (eos) put(after, *tokenizer.eos_id());
+  const auto sequence = [](const char* name, int type) { return Json{{"Sequence", {{"id", name}, {"type_id", type}}}}; };
+  Json single = before, pair = before;
+  single.push_back(sequence("A", 0));
+  pair.push_back(sequence("A", 0));
+  pair.push_back(sequence("B", 1));
+  single.insert(single.end(), after.begin(), after.end());
+  pair.insert(pair.end(), after.begin(), after.end());
+  return {{"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", names}};
+}
+
+// The tokenizer of the file's copies of tokenizer.json and tokenizer_config.json, changed where the format's own keys say
+// something else: a file that was edited means what it says there.
+Tokenizer with_keys(const GgufMetadata& m, const Tokenizer& tokenizer) {
+  std::string jinja = m.text(kTemplate, "");
+  if (jinja == tokenizer.chat_template()) jinja.clear();
+  const std::string& text = tokenizer.config_json();
+  auto config = text.empty() ? json_read::OrderedJson::object()
+                             : json_read::parse_object<json_read::OrderedJson>(text, "tokenizer_config.json");
+  bool changed = false;
+  const auto name = [&](const char* key, const char* field, std::optional<std::int32_t> now) {
+    if (!m.contains(key) || m.integer(key) == now.value_or(-1)) return;
+    const std::int64_t id = m.integer(key);
+    if (id < 0 || id >= tokenizer.vocab_size())
+      fail(ErrorCode::kFormat, "{}: {} is {}, but there are {} tokens", m.where(), key, id, tokenizer.vocab_size());
+    config[field] = token_text(tokenizer, static_cast<std::int32_t>(id));
+    changed = true;
+  };
+  name(kBos, "bos_token", tokenizer.bos_id());
+  name(kEos, "eos_token", tokenizer.eos_id());
+  name(kPad, "pad_token", tokenizer.pad_id());
+  const Ends now = ends_of(tokenizer);
+  const bool bos = m.boolean(kAddBos, now.bos), eos = m.boolean(kAddEos, now.eos);
+  if (bos != now.bos || eos != now.eos) {
+    config["add_bos_token"] = bos, config["add_eos_token"] = eos;
+    changed = true;
+  }
+  if (!changed && jinja.empty()) return tokenizer;
+  Tokenizer edited = Tokenizer::from_json(tokenizer.to_json(), changed ? config.dump(2) + "\n" : text, jinja);
+  const Ends then = ends_of(edited);
+  if (then.bos == bos && then.eos == eos) return edited;
+  // tokenizer.json says itself what stands around a text, and its word is the one that counts.
+  Json file = json_read::parse(edited.to_json(), "tokenizer.json");
+  file["post_processor"] = post_processor(edited, bos, eos);
+  return Tokenizer::from_json(file.dump(), edited.config_json(), jinja);
 }
 
 }  // namespace
@@ -118,7 +213,10 @@ std::optional<Tokenizer> tokenizer_from_gguf(const GgufMetadata& m) {
     fail(ErrorCode::kUnsupported, "{}: tokenizer {} is not supported, only \"gpt2\" (byte-level BPE) is", m.where(),
          in_quotes(model));
   try {
-    if (m.contains(kJson)) return Tokenizer::from_json(m.text(kJson), m.text(kConfigJson, ""));
+    if (m.contains(kJson)) {
+      const Tokenizer tokenizer = Tokenizer::from_json(m.text(kJson), m.text(kConfigJson, ""));
+      if (!m.contains(kOurs) || same_tokens(m, tokenizer)) return with_keys(m, tokenizer);
+    }
     return Tokenizer::from_parts(read_parts(m));
   } catch (const Error& error) {
     const std::string what = error.what();
@@ -140,11 +238,8 @@ void put_tokenizer(const Tokenizer& tokenizer, std::int64_t vocab_size, GgufMeta
   std::vector<std::string> merges;
   for (const Json& merge : file.at("model").at("merges")) merges.push_back(merge_text(merge));
 
-  const std::vector<std::int32_t> frame = tokenizer.encode("");
-  const bool bos = tokenizer.bos_id() && !frame.empty() && frame.front() == *tokenizer.bos_id();
-  const bool eos = tokenizer.eos_id() && frame.size() > (bos ? 1u : 0u) && frame.back() == *tokenizer.eos_id();
-  if (frame.size() != static_cast<std::size_t>(bos) + static_cast<std::size_t>(eos))
-    cannot_carry("it puts other tokens than bos and eos around a text");
+  const Ends ends = ends_of(tokenizer);
+  if (ends.others) cannot_carry("it puts other tokens than bos and eos around a text");
 
   m.set(kModel, GgufValue::string("gpt2"));
   m.set(kPre, GgufValue::string(name));
@@ -154,11 +249,11 @@ void put_tokenizer(const Tokenizer& tokenizer, std::int64_t vocab_size, GgufMeta
   const auto put_id = [&](const char* key, std::optional<std::int32_t> id) {
     if (id) m.set(key, GgufValue::u32(static_cast<std::uint32_t>(*id)));
   };
-  put_id("tokenizer.ggml.bos_token_id", tokenizer.bos_id());
-  put_id("tokenizer.ggml.eos_token_id", tokenizer.eos_id());
-  put_id("tokenizer.ggml.padding_token_id", tokenizer.pad_id());
-  m.set("tokenizer.ggml.add_bos_token", GgufValue::boolean(bos));
-  m.set("tokenizer.ggml.add_eos_token", GgufValue::boolean(eos));
+  put_id(kBos, tokenizer.bos_id());
+  put_id(kEos, tokenizer.eos_id());
+  put_id(kPad, tokenizer.pad_id());
+  m.set(kAddBos, GgufValue::boolean(ends.bos));
+  m.set(kAddEos, GgufValue::boolean(ends.eos));
   if (!tokenizer.chat_template().empty()) m.set(kTemplate, GgufValue::string(tokenizer.chat_template()));
   m.set(kJson, GgufValue::string(tokenizer.to_json()));
   if (!tokenizer.config_json().empty()) m.set(kConfigJson, GgufValue::string(tokenizer.config_json()));

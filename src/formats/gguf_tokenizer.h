@@ -9,11 +9,14 @@
 namespace dsmoe {
 
 // None when the file has no vocabulary. A kind of tokenizer or pre-tokenizer that is not known is refused by its name.
+// Where the file carries tokenizer.json, that is used, but the format's own keys win where they were edited: the special
+// tokens, what is put around a text, the chat template, the list of tokens.
 std::optional<Tokenizer> tokenizer_from_gguf(const io::GgufMetadata& metadata);
 
 // Sets the keys of the tokenizer. Every row of the model's tables needs a token there: ids without one get a
 // placeholder. A pipeline that the format has no name for is refused, with what to do. tokenizer.json and
-// tokenizer_config.json go along as they are, so that they survive the way to GGUF and back.
+// tokenizer_config.json go along as they are, and chat_template.jinja as the template, so that they survive the way to GGUF
+// and back.
 void put_tokenizer(const Tokenizer& tokenizer, std::int64_t vocab_size, io::GgufMetadata& metadata);
 
 // For a model without a tokenizer: the keys that let other programs run it on token ids.

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "dsmoe/error.h"
+#include "dsmoe/generation_config.h"
 #include "dsmoe/model_config.h"
 #include "dsmoe/tokenizer.h"
 #include "formats/model_io.h"
@@ -29,6 +30,7 @@ class ModelSource {
   virtual const ModelConfig& config() const = 0;
   virtual std::optional<Tokenizer> tokenizer() const = 0;  // none when the model has none
   std::string chat_template() const;                       // of the tokenizer; "" for none
+  virtual GenerationConfig generation() const = 0;         // defaults for sampling, tokens that end a text
 
   // The dtype in which the model is best computed with. Of a folder its own if f32 or bf16, and bf16 for f16 (the same
   // memory); of a GGUF file bf16 if all matrices are stored so, else f32.

@@ -18,7 +18,10 @@ void GenerateOptions::validate() const {
   sampler.validate();
 }
 
-Sampler::Sampler(const SamplerOptions& options) : options_(options) { options_.validate(); }
+Sampler::Sampler(const SamplerOptions& options, std::vector<std::int32_t> banned)
+    : options_(options), banned_(std::move(banned)) {
+  options_.validate();
+}
 
 std::int32_t Sampler::sample(std::span<const float> logits_in, std::span<const std::int32_t> history) {
   const SamplerOptions& o = options_;
@@ -39,6 +42,9 @@ std::int32_t Sampler::sample(std::span<const float> logits_in, std::span<const s
       x = std::clamp(x > 0 ? x / o.repetition_penalty : x * o.repetition_penalty, -kMost, kMost);
     }
   }
+  for (const std::int32_t id : banned_)
+    if (id >= 0 && static_cast<std::size_t>(id) < logits_.size())
+      logits_[static_cast<std::size_t>(id)] = -std::numeric_limits<float>::infinity();
   if (o.temperature == 0)
     return static_cast<std::int32_t>(std::max_element(logits_.begin(), logits_.end()) - logits_.begin());
 

@@ -11,7 +11,8 @@ namespace dsmoe {
 
 class Sampler {
  public:
-  explicit Sampler(const SamplerOptions& options);
+  // `banned` tokens are never chosen: their logits count as minus infinity.
+  explicit Sampler(const SamplerOptions& options, std::vector<std::int32_t> banned = {});
   // logits [V]; history: the tokens so far, latest last. NaN and infinite logits are an Error.
   std::int32_t sample(std::span<const float> logits, std::span<const std::int32_t> history);
 
@@ -23,6 +24,7 @@ class Sampler {
   };
 
   SamplerOptions options_;
+  std::vector<std::int32_t> banned_;
   std::uint64_t drawn_ = 0;
   std::vector<float> logits_;
   std::vector<Candidate> candidates_;

@@ -57,7 +57,7 @@ void Session::rewind(Index tokens) {
 Generated Session::generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
                             const std::function<bool(std::int32_t)>& on_token) {
   Generated out;
-  Sampler sampler(options.sampler);
+  Sampler sampler(options.sampler, options.ignore_eos ? options.end_tokens : std::vector<std::int32_t>());
   const double start = now();
   Tensor logits = feed(prompt);
   const double first = now();

@@ -25,8 +25,8 @@ DataSource DataSource::parse(const std::string& argument) {
 
 LabelledData::LabelledData(std::vector<DataSource> sources, std::optional<Tokenizer> tokenizer, LabelledDataOptions options)
     : sources_(std::move(sources)), tokenizer_(std::move(tokenizer)), options_(std::move(options)) {
-  if (tokenizer_) start_ = tokenizer_->encode("");
-  require(options_.context >= static_cast<Index>(start_.size()) + 2,
+  if (tokenizer_) start_ = tokenizer_->encode("", {.add_eos = false});
+  require(options_.context >= std::max<Index>(2, static_cast<Index>(start_.size()) + 1),
           "a context of {} tokens predicts nothing; use a larger context", options_.context);
   for (const DataSource& s : sources_) {
     if (s.path != kBuiltin && !std::filesystem::exists(s.path))
@@ -75,6 +75,8 @@ bool LabelledData::read_document(const DataSource& source) {
     if (!text_) text_ = std::make_unique<io::TextReader>(source.path, kTextBytes);
     std::string text;
     if (!text_->next(text)) return false;
+    if (text.find('\0') != std::string::npos)
+      fail(ErrorCode::kFormat, "{}: not a text file (it has zero bytes); give text, .jsonl or .ids", source.path);
     encode(text);
     document_.domain = domain_number(source.domain);
     return true;

@@ -4,12 +4,21 @@
 
 #include "core/fail.h"
 #include "core/printable.h"
+#include "tokenizer/marked_text.h"
 
 namespace dsmoe {
 
 namespace {
 // Bounds the time per byte of text, and the trie.
 constexpr std::size_t kMaxContent = 1024;
+
+// Files of DeepSeek's later models have <｜User｜> and others without the mark; llama.cpp goes by the same look.
+bool is_control(const AddedToken& token) {
+  const std::string_view s = token.content;
+  return token.special || (s.size() >= 4 && s.starts_with("<|") && s.ends_with("|>")) ||
+         (s.size() >= 8 && s.starts_with("<｜") && s.ends_with("｜>"));
+}
+
 }  // namespace
 
 void AddedTokens::add(const AddedToken& token, std::string_view content) {
@@ -27,9 +36,17 @@ void AddedTokens::add(const AddedToken& token, std::string_view content) {
   }
   nodes_[node].token = static_cast<std::int32_t>(tokens_.size());
   tokens_.push_back(token);
+  control_.push_back(is_control(token));
 }
 
-std::optional<AddedTokens::Found> AddedTokens::find(std::string_view text, std::size_t from) const {
+// Some byte of [begin, end) is in a range. Such a token is passed over here, not in accept(): a message must neither make
+// a control token nor hide one that the template writes before or behind it.
+bool AddedTokens::touches(const Plain& plain, std::size_t begin, std::size_t end) {
+  const auto range = first_behind(plain.ranges, plain.origin + begin);
+  return range != plain.ranges.end() && range->begin < plain.origin + end;
+}
+
+std::optional<AddedTokens::Found> AddedTokens::find(std::string_view text, std::size_t from, const Plain& plain) const {
   for (std::size_t begin = from; begin < text.size(); ++begin) {
     if (!starts_[static_cast<unsigned char>(text[begin])]) continue;
     std::optional<Found> longest;
@@ -39,7 +56,9 @@ std::optional<AddedTokens::Found> AddedTokens::find(std::string_view text, std::
       if (it == node->next.end()) break;
       node = &nodes_[static_cast<std::size_t>(it->second)];
       ++end;
-      if (node->token >= 0) longest = Found{begin, end, static_cast<std::size_t>(node->token)};
+      if (node->token < 0) continue;
+      const auto token = static_cast<std::size_t>(node->token);
+      if (!(control_[token] && touches(plain, begin, end))) longest = Found{begin, end, token};
     }
     if (longest) return longest;
   }
@@ -50,10 +69,10 @@ bool AddedTokens::word_at(std::string_view text, std::size_t at, RegexScratch& s
   return word_->find(text.substr(at, utf8::sequence_at(text, at).length), 0, scratch).has_value();
 }
 
-bool AddedTokens::accept(Found& found, std::string_view text, std::size_t done, bool parse_special,
+bool AddedTokens::accept(Found& found, std::string_view text, std::size_t done, const Plain& plain,
                          RegexScratch& scratch) const {
   const AddedToken& token = tokens_[found.token];
-  if (token.special && !parse_special) return false;
+  if (control_[found.token] && plain.everywhere) return false;
   // White space that the token before took along is no longer there.
   if (found.begin < done) return false;
   if (token.single_word) {

@@ -25,18 +25,18 @@ struct Call {
   [[noreturn]] void refuse(std::string_view why) const { fail_at(ErrorCode::kUnsupported, at, "{}: {}", name, why); }
   const Value& operator[](std::size_t i) const { return arguments[i]; }
   // Anything that has a text, as filters take it.
-  std::string text() const { return made(to_text(subject, at)); }
-  const std::string& string(const Value& value) const {
-    if (!value.string()) refuse(fmt::format("expected a string, found {}", value.type_name()));
-    return *value.string();
+  Text text() const { return made(to_text(subject, at)); }
+  const Text& string(const Value& value) const {
+    if (!value.text()) refuse(fmt::format("expected a string, found {}", value.type_name()));
+    return *value.text();
   }
-  const std::string& self() const { return string(subject); }
+  const Text& self() const { return string(subject); }
   const Dict& dict() const {
     if (!subject.dict()) refuse(fmt::format("expected a dict, found {}", subject.type_name()));
     return *subject.dict();
   }
-  std::string made(std::string value) const {
-    budget.bytes(at, value.size());
+  Text made(Text value) const {
+    budget.bytes(at, value.bytes().size());
     return value;
   }
   List made(List value) const {
@@ -47,12 +47,13 @@ struct Call {
 
 bool is_python_space(char32_t c) { return utf8::is_white_space(c) || (c >= 0x1C && c <= 0x1F); }
 
-std::string strip(const Call& call, std::string_view text, bool left, bool right) {
+Text strip(const Call& call, const Text& whole, bool left, bool right) {
+  std::string_view text = whole.bytes();
   std::u32string set;
   if (const Value& chars = call[0]; !chars.is_undefined() && !chars.is_none()) {
-    const std::string& s = call.string(chars);
+    const std::string& s = call.string(chars).bytes();
     for (std::size_t at = 0; at < s.size();) set += utf8::next(s, at);
-    if (set.empty()) return call.made(std::string(text));
+    if (set.empty()) return call.made(whole);
   }
   const auto drop = [&](char32_t c) { return set.empty() ? is_python_space(c) : set.find(c) != std::u32string::npos; };
   while (left && !text.empty()) {
@@ -66,34 +67,36 @@ std::string strip(const Call& call, std::string_view text, bool left, bool right
     if (!drop(utf8::next(text, at))) break;
     text = text.substr(0, before);
   }
-  return call.made(std::string(text));
+  return call.made(whole.substr(static_cast<std::size_t>(text.data() - whole.bytes().data()), text.size()));
 }
 
 // Upper and lower case of other scripts would need Unicode's tables.
-std::string change_case(const Call& call, std::string text, bool first_upper, bool rest_upper) {
+Text change_case(const Call& call, const Text& whole, bool first_upper, bool rest_upper) {
+  std::string text = whole.bytes();
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto c = static_cast<unsigned char>(text[i]);
     if (c >= 0x80) call.refuse("letters beyond ASCII are not supported");
     text[i] = static_cast<char>((i == 0 ? first_upper : rest_upper) ? std::toupper(c) : std::tolower(c));
   }
-  return text;
+  return whole.with_bytes(std::move(text));
 }
 
-std::string replace(const Call& call, const std::string& text) {
-  const std::string& from = call.string(call[0]);
-  const std::string& to = call.string(call[1]);
+Text replace(const Call& call, const Text& text) {
+  const std::string& from = call.string(call[0]).bytes();
+  const Text& to = call.string(call[1]);
   if (from.empty()) call.refuse("replacing an empty string is not supported");
-  std::string out;
+  Text out;
   std::size_t done = 0;
-  for (std::size_t at; (at = text.find(from, done)) != std::string::npos; done = at + from.size()) {
-    call.budget.bytes(call.at, at - done + to.size());
+  for (std::size_t at; (at = text.bytes().find(from, done)) != std::string::npos; done = at + from.size()) {
+    call.budget.bytes(call.at, at - done + to.bytes().size());
     out.append(text, done, at - done).append(to);
   }
-  return out.append(text, done);
+  return std::move(out.append(text, done));
 }
 
 List split(const Call& call) {
-  const std::string& text = call.self();
+  const Text& whole = call.self();
+  const std::string& text = whole.bytes();
   std::int64_t most = call[1].number() ? *call[1].number() : -1;
   const bool spaces = call[0].is_undefined() || call[0].is_none();
   if (spaces && most >= 0) call.refuse("a limit without a separator is not supported");
@@ -102,7 +105,7 @@ List split(const Call& call) {
   if (spaces) {
     std::size_t begin = 0;
     const auto flush = [&](std::size_t end) {
-      if (end > begin) out.push_back(call.made(text.substr(begin, end - begin)));
+      if (end > begin) out.push_back(call.made(whole.substr(begin, end - begin)));
     };
     while (at < text.size()) {
       const std::size_t here = at;
@@ -113,12 +116,12 @@ List split(const Call& call) {
     flush(text.size());
     return call.made(std::move(out));
   }
-  const std::string& separator = call.string(call[0]);
+  const std::string& separator = call.string(call[0]).bytes();
   if (separator.empty()) call.refuse("the separator is empty");
   for (std::size_t next; most-- != 0 && (next = text.find(separator, at)) != std::string::npos;
        at = next + separator.size())
-    out.push_back(call.made(text.substr(at, next - at)));
-  out.push_back(call.made(text.substr(at)));
+    out.push_back(call.made(whole.substr(at, next - at)));
+  out.push_back(call.made(whole.substr(at)));
   return call.made(std::move(out));
 }
 
@@ -128,12 +131,12 @@ List items_of(const Call& call) {
   const Value& v = call.subject;
   if (const auto* list = v.list()) return call.made(*list);
   if (const auto* dict = v.dict()) {
-    for (const auto& entry : *dict) out.push_back(entry.first);
-  } else if (const auto* s = v.string()) {
-    call.budget.bytes(call.at, s->size() * sizeof(Value));
-    for (std::size_t at = 0; at < s->size();) {
+    for (const auto& entry : *dict) out.push_back(Text(entry.first));
+  } else if (const Text* s = v.text()) {
+    call.budget.bytes(call.at, s->bytes().size() * sizeof(Value));
+    for (std::size_t at = 0; at < s->bytes().size();) {
       const std::size_t begin = at;
-      utf8::next(*s, at);
+      utf8::next(s->bytes(), at);
       out.push_back(s->substr(begin, at - begin));
     }
   } else if (!v.is_undefined()) {
@@ -155,14 +158,14 @@ Value last(const Call& call) {
 }
 
 Value join(const Call& call) {
-  const std::string separator = call[0].is_undefined() ? std::string() : to_text(call[0], call.at);
-  std::string out;
-  std::string_view between;
+  const Text separator = call[0].is_undefined() ? Text() : to_text(call[0], call.at);
+  Text out;
+  bool first = true;
   for (const Value& item : items_of(call)) {
-    const std::string text = to_text(item, call.at);
-    call.budget.bytes(call.at, between.size() + text.size());
-    out.append(between).append(text);
-    between = separator;
+    const Text text = to_text(item, call.at);
+    call.budget.bytes(call.at, (first ? 0 : separator.bytes().size()) + text.bytes().size());
+    if (!std::exchange(first, false)) out.append(separator);
+    out.append(text);
   }
   return out;
 }
@@ -170,7 +173,7 @@ Value join(const Call& call) {
 Value use_default(const Call& call) {
   const bool replace_it = call.subject.is_undefined() || (call[1].truth() && !call.subject.truth());
   if (!replace_it) return call.subject;
-  return call.given[0] ? call[0] : Value(std::string());
+  return call.given[0] ? call[0] : Value(Text());
 }
 
 Value to_integer(const Call& call) {
@@ -183,40 +186,54 @@ Value to_integer(const Call& call) {
   return call.given[0] ? call[0] : Value(std::int64_t{0});
 }
 
-// Python's json.dumps(value, ensure_ascii=False).
-void write_json(const Call& call, const Value& value, std::string& out) {
-  const auto quoted = [&](const std::string& text) {
-    call.budget.bytes(call.at, text.size());
-    out += nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+// A string in JSON's quotes. Characters are escaped one by one, so parts of different origin can be escaped apart.
+void write_quoted(const Call& call, const Text& text, Text& out) {
+  call.budget.bytes(call.at, text.bytes().size());
+  const auto escaped = [&](std::size_t begin, std::size_t end) {
+    const std::string part = text.bytes().substr(begin, end - begin);
+    const std::string quoted = nlohmann::json(part).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    return quoted.substr(1, quoted.size() - 2);
   };
-  if (value.string()) return quoted(*value.string());
-  if (value.is_none()) return static_cast<void>(out += "null");
-  if (value.is_bool()) return static_cast<void>(out += value.truth() ? "true" : "false");
-  if (value.is_integer()) return static_cast<void>(out += std::to_string(*value.number()));
+  out.append(Text("\""));
+  std::size_t done = 0;
+  for (const TextRange& range : text.marks()) {
+    out.append(Text(escaped(done, range.begin))).append(Text::of_message(escaped(range.begin, range.end)));
+    done = range.end;
+  }
+  out.append(Text(escaped(done, text.bytes().size()))).append(Text("\""));
+}
+
+// Python's json.dumps(value, ensure_ascii=False).
+void write_json(const Call& call, const Value& value, Text& out) {
+  const auto put = [&](std::string text) { out.append(Text(std::move(text))); };
+  if (value.text()) return write_quoted(call, *value.text(), out);
+  if (value.is_none()) return put("null");
+  if (value.is_bool()) return put(value.truth() ? "true" : "false");
+  if (value.is_integer()) return put(std::to_string(*value.number()));
   const char* comma = "";
   if (value.list()) {
-    out += '[';
+    put("[");
     for (const Value& item : *value.list()) {
-      out += std::exchange(comma, ", ");
+      put(std::exchange(comma, ", "));
       write_json(call, item, out);
     }
-    out += ']';
+    put("]");
   } else if (value.dict()) {
-    out += '{';
+    put("{");
     for (const auto& [key, item] : *value.dict()) {
-      out += std::exchange(comma, ", ");
-      quoted(key);
-      out += ": ";
+      put(std::exchange(comma, ", "));
+      write_quoted(call, Text(key), out);
+      put(": ");
       write_json(call, item, out);
     }
-    out += '}';
+    put("}");
   } else {
     call.refuse(fmt::format("{} has no JSON", value.type_name()));
   }
 }
 
 Value to_json(const Call& call) {
-  std::string out;
+  Text out;
   write_json(call, call.subject, out);
   return call.made(std::move(out));
 }
@@ -224,7 +241,7 @@ Value to_json(const Call& call) {
 Value dict_items(const Call& call) {
   List out;
   if (call.subject.is_undefined()) return out;
-  for (const auto& [key, value] : call.dict()) out.push_back(List{key, value});
+  for (const auto& [key, value] : call.dict()) out.push_back(List{Text(key), value});
   return call.made(std::move(out));
 }
 
@@ -235,7 +252,7 @@ Value dict_values(const Call& call) {
 }
 
 Value dict_get(const Call& call) {
-  const Value* found = find(call.dict(), call.string(call[0]));
+  const Value* found = find(call.dict(), call.string(call[0]).bytes());
   if (found) return *found;
   return call.given[1] ? call[1] : Value(None{});
 }
@@ -261,7 +278,7 @@ Value range(const Call& call) {
 
 Value raise_exception(const Call& call) {
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("the chat template refuses this conversation: {}", to_text(call[0], call.at)));
+              fmt::format("the chat template refuses this conversation: {}", to_text(call[0], call.at).bytes()));
 }
 
 struct Entry {
@@ -310,8 +327,11 @@ const std::vector<Entry>& methods() {
       {"upper", {}, 0, [](const Call& c) { return Value(change_case(c, c.self(), true, true)); }},
       {"lower", {}, 0, [](const Call& c) { return Value(change_case(c, c.self(), false, false)); }},
       {"capitalize", {}, 0, [](const Call& c) { return Value(change_case(c, c.self(), true, false)); }},
-      {"startswith", {"prefix"}, 1, [](const Call& c) { return Value(c.self().starts_with(c.string(c[0]))); }},
-      {"endswith", {"suffix"}, 1, [](const Call& c) { return Value(c.self().ends_with(c.string(c[0]))); }},
+      {"startswith",
+       {"prefix"},
+       1,
+       [](const Call& c) { return Value(c.self().bytes().starts_with(c.string(c[0]).bytes())); }},
+      {"endswith", {"suffix"}, 1, [](const Call& c) { return Value(c.self().bytes().ends_with(c.string(c[0]).bytes())); }},
       {"replace", {"old", "new"}, 2, [](const Call& c) { return Value(replace(c, c.self())); }},
       {"split", {"sep", "maxsplit"}, 0, [](const Call& c) { return Value(split(c)); }},
       {"items", {}, 0, dict_items},
@@ -398,12 +418,12 @@ Value call_function(Arguments& arguments) {
 Value call_filter(const Value& subject, Arguments& arguments) { return call_entry(filters(), subject, arguments); }
 Value call_method(const Value& subject, Arguments& arguments) { return call_entry(methods(), subject, arguments); }
 
-std::string to_text(const Value& value, Position at) {
+Text to_text(const Value& value, Position at) {
   if (value.is_undefined()) return {};
-  if (value.is_none()) return "None";
-  if (value.is_bool()) return value.truth() ? "True" : "False";
-  if (value.is_integer()) return std::to_string(*value.number());
-  if (value.string()) return *value.string();
+  if (value.is_none()) return Text("None");
+  if (value.is_bool()) return Text(value.truth() ? "True" : "False");
+  if (value.is_integer()) return Text(std::to_string(*value.number()));
+  if (value.text()) return *value.text();
   fail_at(ErrorCode::kUnsupported, at, "a {} as text is not supported (tojson writes one)", value.type_name());
 }
 

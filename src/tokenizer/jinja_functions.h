@@ -41,6 +41,6 @@ Value call_method(const Value& subject, Arguments& arguments);
 bool run_test(const Value& subject, std::string_view name);
 
 // As {{ }} writes it.
-std::string to_text(const Value& value, Position at);
+Text to_text(const Value& value, Position at);
 
 }  // namespace dsmoe::jinja

@@ -326,7 +326,7 @@ class Parser {
       case TokenKind::kString: {
         std::string text;
         while (peek().kind == TokenKind::kString) text += take().text;  // neighbours are one string
-        return constant(token.at, std::move(text));
+        return constant(token.at, Text(std::move(text)));
       }
       default: break;
     }

@@ -19,7 +19,7 @@ class Renderer {
  public:
   explicit Renderer(Dict globals) { scopes_.push_back(std::move(globals)); }
 
-  std::string run(const Block& block) {
+  Text run(const Block& block) {
     execute(block);
     return std::move(out_);
   }
@@ -37,7 +37,7 @@ class Renderer {
   Flow execute(const Statement& s) {
     budget_.step(s.at);
     switch (s.kind) {
-      case StatementKind::kText: write(s.text, s.at); break;
+      case StatementKind::kText: write(Text(s.text), s.at); break;
       case StatementKind::kPrint: write(to_text(evaluate(*s.expression), s.at), s.at); break;
       case StatementKind::kSet: set(s); break;
       case StatementKind::kFor: return loop(s);
@@ -50,9 +50,9 @@ class Renderer {
     return Flow::kNormal;
   }
 
-  void write(const std::string& text, Position at) {
-    budget_.bytes(at, text.size());
-    out_ += text;
+  void write(const Text& text, Position at) {
+    budget_.bytes(at, text.bytes().size());
+    out_.append(text);
   }
 
   void set(const Statement& s) {
@@ -164,6 +164,9 @@ class Renderer {
     for (std::size_t i = 0; i < e.children.size(); i += 2) {
       const Value key = evaluate(*e.children[i]);
       if (!key.string()) fail_at(ErrorCode::kUnsupported, e.at, "a key that is not a string is not supported");
+      // Keys are the template's own strings: they are not told apart by who wrote them.
+      if (!key.text()->marks().empty())
+        fail_at(ErrorCode::kUnsupported, e.at, "a key that comes from a message is not supported");
       assign(out, *key.string(), evaluate(*e.children[i + 1]));
     }
     return out;
@@ -224,8 +227,8 @@ class Renderer {
       out.push_back((*items.list())[static_cast<std::size_t>(i)]);
     budget_.bytes(e.at, out.size() * sizeof(Value));
     if (subject.list()) return out;
-    std::string text;
-    for (const Value& character : out) text += *character.string();
+    Text text;
+    for (const Value& character : out) text.append(*character.text());
     return text;
   }
 
@@ -245,7 +248,7 @@ class Renderer {
 
   Value operation(const Expr& e, const Value& a, const Value& b) {
     if (e.name == "~") return joined(e, to_text(a, e.at), to_text(b, e.at));
-    if (e.name == "+" && a.string() && b.string()) return joined(e, *a.string(), *b.string());
+    if (e.name == "+" && a.text() && b.text()) return joined(e, *a.text(), *b.text());
     if (e.name == "+" && a.list() && b.list()) {
       budget_.bytes(e.at, (a.list()->size() + b.list()->size()) * sizeof(Value));
       List out = *a.list();
@@ -255,9 +258,9 @@ class Renderer {
     return arithmetic(e, e.name, a, b);
   }
 
-  Value joined(const Expr& e, const std::string& a, const std::string& b) {
-    budget_.bytes(e.at, a.size() + b.size());
-    return a + b;
+  Value joined(const Expr& e, Text a, const Text& b) {
+    budget_.bytes(e.at, a.bytes().size() + b.bytes().size());
+    return std::move(a.append(b));
   }
 
   static Value arithmetic(const Expr& e, std::string_view op, const Value& left, const Value& right) {
@@ -319,11 +322,11 @@ class Renderer {
 
   std::vector<Dict> scopes_;
   Budget budget_;
-  std::string out_;
+  Text out_;
 };
 
 }  // namespace
 
-std::string render(const Block& block, Dict globals) { return Renderer(std::move(globals)).run(block); }
+Text render(const Block& block, Dict globals) { return Renderer(std::move(globals)).run(block); }
 
 }  // namespace dsmoe::jinja

@@ -9,8 +9,11 @@
 #include <variant>
 #include <vector>
 
+#include "tokenizer/marked_text.h"
+
 namespace dsmoe::jinja {
 
+using Text = MarkedText;  // of the template's own writing, where it is made of plain bytes
 struct Undefined {};
 struct None {};
 class Value;
@@ -29,17 +32,19 @@ class Value {
   Value(None) : data_(None{}) {}
   Value(bool value) : data_(value) {}
   Value(std::int64_t value) : data_(value) {}
-  Value(std::string value) : data_(std::make_shared<const std::string>(std::move(value))) {}
+  Value(Text value) : data_(std::make_shared<const Text>(std::move(value))) {}
   Value(List value);
   Value(Dict value);
   Value(std::shared_ptr<Namespace> value) : data_(std::move(value)) {}
   Value(const char*) = delete;  // would become a bool
+  Value(std::string) = delete;  // Text says who wrote it
 
   bool is_undefined() const { return holds<Undefined>(); }
   bool is_none() const { return holds<None>(); }
   bool is_bool() const { return holds<bool>(); }
   bool is_integer() const { return holds<std::int64_t>(); }
-  const std::string* string() const { return shared<const std::string>(); }
+  const Text* text() const { return shared<const Text>(); }
+  const std::string* string() const { return text() ? &text()->bytes() : nullptr; }
   const List* list() const { return shared<const List>(); }
   const Dict* dict() const { return shared<const Dict>(); }
   Namespace* name_space() const { return shared<Namespace>(); }
@@ -62,7 +67,7 @@ class Value {
     return pointer ? pointer->get() : nullptr;
   }
 
-  std::variant<Undefined, None, bool, std::int64_t, std::shared_ptr<const std::string>, std::shared_ptr<const List>,
+  std::variant<Undefined, None, bool, std::int64_t, std::shared_ptr<const Text>, std::shared_ptr<const List>,
                std::shared_ptr<const Dict>, std::shared_ptr<Namespace>>
       data_;
   int depth_ = 0;  // of containers

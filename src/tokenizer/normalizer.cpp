@@ -42,49 +42,50 @@ void Normalizer::add(const nlohmann::json& description, int depth) {
   }
 }
 
-std::string Normalizer::run(const Replace& step, std::string text, RegexScratch& scratch) {
-  if (text.empty()) return text;
+MarkedText Normalizer::run(const Replace& step, const MarkedText& text, RegexScratch& scratch) {
+  if (text.size() == 0) return text;
   const std::size_t limit = size_limit(text.size());
-  std::string out;
+  MarkedText out;
   std::size_t done = 0;
-  step.pattern.for_each(text, scratch, [&](Regex::Match match) {
-    out.append(text, done, match.begin - done).append(step.content);
+  step.pattern.for_each(text.bytes(), scratch, [&](Regex::Match match) {
+    out.append(text, done, match.begin - done);
+    out.append(text.marked(match.begin, match.end) ? MarkedText::of_message(step.content) : MarkedText(step.content));
     done = match.end;
     if (out.size() > limit)
       fail(ErrorCode::kUnsupported, "normalizer Replace makes a text of {} bytes longer than {}", text.size(), limit);
   });
-  return out.append(text, done);
+  return std::move(out.append(text, done));
 }
 
-std::string Normalizer::run(const Prepend& step, std::string text, RegexScratch&) {
-  return text.empty() ? text : step.content + text;
+MarkedText Normalizer::run(const Prepend& step, const MarkedText& text, RegexScratch&) {
+  return text.size() == 0 ? text : std::move(MarkedText(step.content).append(text));
 }
 
-std::string Normalizer::run(const Strip& step, std::string text, RegexScratch&) {
-  std::size_t begin = 0, end = text.size();
+MarkedText Normalizer::run(const Strip& step, const MarkedText& text, RegexScratch&) {
+  const std::string& bytes = text.bytes();
+  std::size_t begin = 0, end = bytes.size();
   if (step.left) {
-    for (std::size_t at = 0; at < end && utf8::is_white_space(utf8::next(text, at));) begin = at;
+    for (std::size_t at = 0; at < end && utf8::is_white_space(utf8::next(bytes, at));) begin = at;
   }
   if (step.right) {
     while (end > begin) {
-      std::size_t at = utf8::previous(text, end);
+      std::size_t at = utf8::previous(bytes, end);
       const std::size_t before = at;
-      if (!utf8::is_white_space(utf8::next(text, at))) break;
+      if (!utf8::is_white_space(utf8::next(bytes, at))) break;
       end = before;
     }
   }
   return text.substr(begin, end - begin);
 }
 
-std::string Normalizer::apply(std::string_view text, RegexScratch& scratch) const {
-  std::string out(text);
-  const std::size_t limit = size_limit(text.size());
+MarkedText Normalizer::apply(MarkedText text, RegexScratch& scratch) const {
+  const std::size_t size = text.size(), limit = size_limit(size);
   for (const auto& step : steps_) {
-    out = std::visit([&](const auto& s) { return run(s, std::move(out), scratch); }, step);
-    if (out.size() > limit)
-      fail(ErrorCode::kUnsupported, "the normalizer makes a text of {} bytes longer than {}", text.size(), limit);
+    text = std::visit([&](const auto& s) { return run(s, text, scratch); }, step);
+    if (text.size() > limit)
+      fail(ErrorCode::kUnsupported, "the normalizer makes a text of {} bytes longer than {}", size, limit);
   }
-  return out;
+  return text;
 }
 
 }  // namespace dsmoe

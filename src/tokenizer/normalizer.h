@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "tokenizer/marked_text.h"
 #include "tokenizer/regex.h"
 
 namespace dsmoe {
@@ -16,7 +17,7 @@ class Normalizer {
   Normalizer() = default;
   explicit Normalizer(const nlohmann::json& description);  // null for none
   bool empty() const { return steps_.empty(); }
-  std::string apply(std::string_view text, RegexScratch& scratch) const;
+  MarkedText apply(MarkedText text, RegexScratch& scratch) const;
 
  private:
   struct Replace {
@@ -30,9 +31,9 @@ class Normalizer {
     bool left, right;
   };
   void add(const nlohmann::json& description, int depth);
-  static std::string run(const Replace& step, std::string text, RegexScratch& scratch);
-  static std::string run(const Prepend& step, std::string text, RegexScratch& scratch);
-  static std::string run(const Strip& step, std::string text, RegexScratch& scratch);
+  static MarkedText run(const Replace& step, const MarkedText& text, RegexScratch& scratch);
+  static MarkedText run(const Prepend& step, const MarkedText& text, RegexScratch& scratch);
+  static MarkedText run(const Strip& step, const MarkedText& text, RegexScratch& scratch);
 
   std::vector<std::variant<Replace, Prepend, Strip>> steps_;
 };

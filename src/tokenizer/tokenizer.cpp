@@ -25,7 +25,10 @@ void put(std::vector<std::int32_t>& out, const std::vector<std::int32_t>& frame,
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
   require(text.size() <= kMaxText, "encode: a text of {} bytes; at most {} at once", text.size(), kMaxText);
   std::string repaired;
-  if (utf8::valid_prefix(text) != text.size()) text = repaired = utf8::replace_invalid(text);
+  if (utf8::valid_prefix(text) != text.size()) {
+    require(options.plain.empty(), "encode: ranges of plain text in a text that is not valid UTF-8");
+    text = repaired = utf8::replace_invalid(text);
+  }
 
   std::vector<std::int32_t> ids;
   ids.reserve(text.size() / 4 + 4);
@@ -38,12 +41,15 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, const EncodeO
     else
       impl_->encoder->encode(segment.text, 0, *state, ids);
   };
-  impl_->raw_tokens.for_each(text, options.parse_special, regex, [&](const AddedTokens::Segment& segment) {
+  const AddedTokens::Plain plain{!options.parse_special, options.plain};
+  impl_->raw_tokens.for_each(text, plain, regex, [&](const AddedTokens::Segment& segment) {
     if (segment.id >= 0) return ids.push_back(segment.id);
-    std::string normalized;
-    std::string_view part = segment.text;
-    if (!impl_->normalizer.empty()) part = normalized = impl_->normalizer.apply(part, regex);
-    impl_->normalized_tokens.for_each(part, options.parse_special, regex, encode_normalized);
+    const std::string_view part = segment.text;
+    const auto origin = static_cast<std::size_t>(part.data() - text.data());
+    if (impl_->normalizer.empty())
+      return impl_->normalized_tokens.for_each(part, {plain.everywhere, plain.ranges, origin}, regex, encode_normalized);
+    const MarkedText made = impl_->normalizer.apply(MarkedText::part_of(std::string(part), plain.ranges, origin), regex);
+    impl_->normalized_tokens.for_each(made.bytes(), {plain.everywhere, made.marks()}, regex, encode_normalized);
   });
   impl_->return_state(std::move(state));
   put(ids, impl_->frame.suffix, impl_->eos, options.add_eos, "eos");

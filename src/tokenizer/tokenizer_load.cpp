@@ -158,7 +158,8 @@ Tokenizer::Impl::Impl(std::string tokenizer_json, std::string config_json)
     if (!token.normalized)
       raw_tokens.add(token, token.content);
     else
-      normalized_tokens.add(token, normalizer.empty() ? token.content : normalizer.apply(token.content, scratch));
+      normalized_tokens.add(
+          token, normalizer.empty() ? token.content : normalizer.apply(MarkedText(token.content), scratch).bytes());
   };
   for (const AddedToken& token : read_added_tokens(file)) add(token);
   for (const AddedToken& token : read_config_tokens(config)) add(token);
@@ -180,8 +181,12 @@ Tokenizer::Impl::Impl(std::string tokenizer_json, std::string config_json)
   chat_template = read_chat_template(config);
 }
 
-Tokenizer Tokenizer::from_json(std::string tokenizer_json, std::string tokenizer_config_json) {
-  return Tokenizer(std::make_shared<const Impl>(std::move(tokenizer_json), std::move(tokenizer_config_json)));
+Tokenizer Tokenizer::from_json(std::string tokenizer_json, std::string tokenizer_config_json,
+                               std::string chat_template_jinja) {
+  auto impl = std::make_shared<Impl>(std::move(tokenizer_json), std::move(tokenizer_config_json));
+  impl->jinja_file = std::move(chat_template_jinja);
+  if (!impl->jinja_file.empty()) impl->chat_template = impl->jinja_file;
+  return Tokenizer(std::move(impl));
 }
 
 Tokenizer Tokenizer::load(const std::filesystem::path& path) {
@@ -192,10 +197,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
   };
   std::string text = read_file(file);
   try {
-    auto impl = std::make_shared<Impl>(std::move(text), optional_file(kConfig));
-    impl->jinja_file = optional_file(kJinja);
-    if (!impl->jinja_file.empty()) impl->chat_template = impl->jinja_file;
-    return Tokenizer(std::move(impl));
+    return from_json(std::move(text), optional_file(kConfig), optional_file(kJinja));
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", folder.empty() ? "." : folder.string(), error.what()));
   }

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "dsmoe/generation_config.h"
 #include "dsmoe/model_config.h"
 #include "dsmoe/tokenizer.h"
 
@@ -11,6 +12,6 @@ namespace dsmoe::train {
 
 // generation_config.json, and the tokenizer's files if there is one.
 void write_companions(const std::filesystem::path& folder, const ModelConfig& config,
-                      const std::optional<Tokenizer>& tokenizer);
+                      const std::optional<Tokenizer>& tokenizer, const GenerationConfig& generation = {});
 
 }  // namespace dsmoe::train

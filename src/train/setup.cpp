@@ -78,6 +78,7 @@ void load_model(const RunSetup& setup, Start& start, Context& ctx) {
   if (!from.empty()) {
     const std::unique_ptr<const ModelSource> source = ModelSource::open(from);
     start.config = source->config();
+    start.generation = source->generation();
     start.weights = source->load_weights(start.config, start.options.dtype, {});
     change_config(setup.balance, start.options, start.config);
     add_selection_bias(start.config, start.weights);

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "dsmoe/context.h"
+#include "dsmoe/generation_config.h"
 #include "dsmoe/trainer.h"
 #include "model/weights.h"
 #include "train/data/open_dataset.h"
@@ -17,6 +18,7 @@ struct Start {
   ModelConfig config;
   ModelWeights weights;
   std::optional<Tokenizer> tokenizer;  // none for token ids without one
+  GenerationConfig generation;         // of the model that is trained on; it goes along into the checkpoints
   Data data;
   std::optional<std::filesystem::path> resumed;  // the checkpoint
 };

@@ -72,6 +72,95 @@ TEST(GgufTokenizer, ToGgufAndBack) {
   expect_same(*parts, original);
 }
 
+Json tiny_tokenizer() {
+  return {{"version", "1.0"},
+          {"added_tokens", Json::array()},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", Json::parse(pre_tokenizer_json("deepseek-llm"))},
+          {"post_processor", nullptr},
+          {"decoder", {{"type", "ByteLevel"}}},
+          {"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}}}, {"merges", {"a b"}}}}};
+}
+
+// A small tokenizer with bos and eos, in files of its own.
+struct Files {
+  Json json, config;
+  std::string jinja;
+
+  GgufMetadata gguf() const {
+    GgufMetadata m("x.gguf");
+    put_tokenizer(Tokenizer::from_json(json.dump(), config.dump(), jinja), 8, m);
+    m.set("dsmoe.config_json", GgufValue::string("{}"));
+    return m;
+  }
+};
+
+Files files() {
+  const auto special = [](int id, const char* content) {
+    return Json{{"id", id}, {"content", content}, {"special", true}};
+  };
+  Files f;
+  f.json = tiny_tokenizer();
+  f.json["added_tokens"] = {special(3, "<s>"), special(4, "</s>"), special(5, "<|end|>")};
+  f.config = {{"tokenizer_class", "LlamaTokenizerFast"}, {"bos_token", "<s>"}, {"eos_token", "</s>"}};
+  return f;
+}
+
+TEST(GgufTokenizer, CarriesChatTemplateJinja) {
+  Files f = files();
+  f.config["chat_template"] = "old";
+  f.jinja = "{{ 'new' }}\n";
+  GgufMetadata m = f.gguf();
+  EXPECT_EQ(m.text("tokenizer.chat_template"), f.jinja);
+  const testing::TempFolder dir;
+  tokenizer_from_gguf(m)->save(dir.path());
+  const Tokenizer back = Tokenizer::load(dir.path());
+  EXPECT_EQ(back.chat_template(), f.jinja);
+  EXPECT_EQ(back.config_json(), f.config.dump()) << "with its own template, as it was";
+  m.set("tokenizer.chat_template", GgufValue::string("edited"));
+  EXPECT_EQ(tokenizer_from_gguf(m)->chat_template(), "edited");
+  f.jinja.clear();
+  std::filesystem::remove(dir / "chat_template.jinja");
+  tokenizer_from_gguf(f.gguf())->save(dir.path());
+  EXPECT_FALSE(std::filesystem::exists(dir / "chat_template.jinja")) << "where there was none";
+}
+
+TEST(GgufTokenizer, EditedKeysWin) {
+  using Ids = std::vector<std::int32_t>;
+  Files f = files();
+  const auto edited = [&](const char* key, const GgufValue& value) {
+    GgufMetadata m = f.gguf();
+    m.set(key, value);
+    return *tokenizer_from_gguf(m);
+  };
+  const auto bos = [&](bool add) { return edited("tokenizer.ggml.add_bos_token", GgufValue::boolean(add)).encode("a"); };
+  const auto eos = [&](bool add) { return edited("tokenizer.ggml.add_eos_token", GgufValue::boolean(add)).encode("a"); };
+  EXPECT_EQ(bos(true), (Ids{3, 0}));
+  EXPECT_EQ(bos(false), (Ids{0}));
+  EXPECT_EQ(eos(true), (Ids{3, 0, 4}));
+  // The same where tokenizer.json itself says what stands around a text.
+  f.config["tokenizer_class"] = "PreTrainedTokenizerFast";
+  f.json["post_processor"] = {
+      {"type", "TemplateProcessing"},
+      {"single", {{{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
+      {"pair", Json::array()},
+      {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {3}}, {"tokens", {"<s>"}}}}}}};
+  EXPECT_EQ(bos(true), (Ids{3, 0}));
+  EXPECT_EQ(bos(false), (Ids{0}));
+  EXPECT_EQ(eos(true), (Ids{3, 0, 4}));
+  EXPECT_EQ(edited("tokenizer.ggml.eos_token_id", GgufValue::u32(5)).eos_id(), 5);
+  EXPECT_EQ(edited("tokenizer.ggml.bos_token_id", GgufValue::u32(5)).bos_id(), 5);
+  EXPECT_EQ(edited("tokenizer.ggml.padding_token_id", GgufValue::u32(5)).pad_id(), 5);
+  EXPECT_TRUE(throws_error([&] { edited("tokenizer.ggml.eos_token_id", GgufValue::u32(9)); },
+                           {"x.gguf", "tokenizer.ggml.eos_token_id is 9", "6 tokens"}, ErrorCode::kFormat));
+  std::vector<std::string> tokens = f.gguf().texts("tokenizer.ggml.tokens");
+  tokens[5] = "<|other|>";
+  const Tokenizer renamed = edited("tokenizer.ggml.tokens", GgufValue::strings(tokens));
+  EXPECT_EQ(renamed.id_of("<|other|>"), 5);
+  EXPECT_EQ(renamed.encode("<|other|>a", {.add_bos = false}), (Ids{5, 0}));
+  EXPECT_EQ(tokenizer_from_gguf(f.gguf())->to_json(), f.json.dump()) << "the negative control: nothing was edited";
+}
+
 TEST(GgufTokenizer, NoneAndUnknownOnes) {
   GgufMetadata m("x.gguf");
   EXPECT_FALSE(tokenizer_from_gguf(m));
@@ -93,16 +182,6 @@ TEST(GgufTokenizer, NoneAndUnknownOnes) {
   m.remove("tokenizer.ggml.bos_token_id");
   m.set("tokenizer.ggml.token_type", GgufValue::i32s(std::vector<std::int32_t>{1}));
   EXPECT_TRUE(throws_error([&] { tokenizer_from_gguf(m); }, {"2 tokens", "1 token types"}, ErrorCode::kFormat));
-}
-
-Json tiny_tokenizer() {
-  return {{"version", "1.0"},
-          {"added_tokens", Json::array()},
-          {"normalizer", nullptr},
-          {"pre_tokenizer", Json::parse(pre_tokenizer_json("deepseek-llm"))},
-          {"post_processor", nullptr},
-          {"decoder", {{"type", "ByteLevel"}}},
-          {"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}}}, {"merges", {"a b"}}}}};
 }
 
 TEST(GgufTokenizer, APipelineWithoutANameIsRefused) {

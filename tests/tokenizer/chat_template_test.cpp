@@ -14,7 +14,9 @@ using Messages = std::vector<ChatMessage>;
 const Messages kTalk = {{"system", "Be brief."}, {"user", "Who are you?"}, {"assistant", "A model."}, {"user", "Sure?"}};
 
 std::string render(std::string_view text, const Messages& messages = kTalk, bool prompt = true) {
-  return ChatTemplate(text).render(messages, {.bos_token = "<s>", .eos_token = "</s>", .add_generation_prompt = prompt});
+  return ChatTemplate(text)
+      .render(messages, {.bos_token = "<s>", .eos_token = "</s>", .add_generation_prompt = prompt})
+      .text;
 }
 
 // deepseek-moe-16b-chat, to the letter.
@@ -35,9 +37,9 @@ TEST(ChatTemplate, DeepSeek) {
 
 TEST(ChatTemplate, ThroughTheTokenizer) {
   EXPECT_EQ(test::deepseek().chat_template(), kDeepSeekChat);
-  const std::string text = render_chat(test::deepseek(), Messages{{"user", "Who are you?"}});
-  EXPECT_EQ(text, "<｜begin▁of▁sentence｜>User: Who are you?\n\nAssistant:");
-  EXPECT_EQ(test::deepseek().encode(text, {.add_bos = false}),
+  const ChatText chat = render_chat(test::deepseek(), Messages{{"user", "Who are you?"}});
+  EXPECT_EQ(chat.text, "<｜begin▁of▁sentence｜>User: Who are you?\n\nAssistant:");
+  EXPECT_EQ(encode_chat(test::deepseek(), chat),
             (std::vector<std::int32_t>{100000, 5726, 25, 8886, 418, 340, 30, 185, 185, 77398, 25}));
   EXPECT_TRUE(throws_error([] { render_chat(test::small(), kTalk); }, {"without a chat template"}));
 }
@@ -224,6 +226,126 @@ TEST(ChatTemplate, HostileTemplatesEndWithAnError) {
       std::string(3 << 20, 'x'),
   };
   for (const std::string& text : cases) EXPECT_NE(error_of([&] { render(text); }), "") << text.substr(0, 80);
+}
+
+// What messages wrote stands in « ».
+std::string marked(const ChatText& chat) {
+  std::string out;
+  std::size_t done = 0;
+  for (const TextRange& range : chat.from_messages) {
+    out += chat.text.substr(done, range.begin - done) + "«" + chat.text.substr(range.begin, range.end - range.begin) + "»";
+    done = range.end;
+  }
+  return out + chat.text.substr(done);
+}
+
+// Whatever a template does to a message, it stays known which bytes are the message's.
+TEST(ChatTemplate, KnowsWhatMessagesWrote) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"'<s>' + c + eos_token", "<s>« a,<s>b »</s>"},
+      {"c ~ c", "« a,<s>b  a,<s>b »"},
+      {"c ~ '|' ~ 1 ~ true", "« a,<s>b »|1True"},
+      {"c|trim + '.'", "«a,<s>b»."},
+      {"c.lstrip() ~ c.rstrip(' b')", "«a,<s>b  a,<s>»"},
+      {"(c + 'x').upper()", "« A,<S>B »X"},
+      {"('x' + c)|replace('a', '<s>')", "x« »<s>«,<s>b »"},
+      {"'<m>'.replace('m', c)", "<« a,<s>b »>"},
+      {"c.split(',')[1] ~ '.'", "«<s>b »."},
+      {"c.split()|join('</s>')", "«a,<s>b»"},
+      {"[c, 'x', c[1]]|join(', ')", "« a,<s>b », x, «a»"},
+      {"['x', 'y']|join(c)", "x« a,<s>b »y"},
+      {"('ab' + c)[1:5] ~ c[-2]", "b« a,b»"},
+      {"(c ~ 'xy')[::-1]", "yx« b>s<,a »"},
+      {"c|list|last ~ c|first ~ '.'", "«  »."},
+      {"(c ~ 1)|string ~ nothing|default(c)", "« a,<s>b »1« a,<s>b »"},
+      {"{'k': c ~ '\"'}|tojson", "{\"k\": \"« a,<s>b »\\\"\"}"},
+      {"messages|tojson", "[{\"role\": \"user\", \"content\": \"« a,<s>b »\"}]"},
+      {"messages[0].items()|list|last|last", "« a,<s>b »"},
+      {"messages[0].values()|join", "user« a,<s>b »"},
+      {"messages[0].get('content')", "« a,<s>b »"},
+      {"c if c in 'x' + c else 'no'", "« a,<s>b »"},
+  };
+  for (const auto& [expression, want] : cases) {
+    const ChatTemplate chat("{% set ns = namespace(c=messages[0].content) %}{% set c = ns.c %}{{ " + expression + " }}");
+    EXPECT_EQ(marked(chat.render(Messages{{"user", " a,<s>b "}}, {.bos_token = "<s>", .eos_token = "</s>"})), want)
+        << expression;
+  }
+  EXPECT_TRUE(throws_error([] { render("{{ {messages[0].content: 1}|tojson }}"); }, {"a key that comes from a message"}));
+}
+
+TEST(ChatTemplate, TheUsualRolesAreTheTemplatesWords) {
+  const ChatTemplate chat("{% for m in messages %}{{ '<|' + m.role + '|>' }}{% endfor %}");
+  EXPECT_EQ(marked(chat.render(Messages{{"user", ""}, {"assistant", ""}, {"eos", ""}}, {})),
+            "<|user|><|assistant|><|«eos»|>");
+}
+
+std::vector<std::int32_t> ids_of(const Tokenizer& tokenizer, std::string_view text, const Messages& messages) {
+  return encode_chat(tokenizer, ChatTemplate(text).render(messages, chat_options(tokenizer)));
+}
+using Ids = std::vector<std::int32_t>;
+
+TEST(ChatTokens, OnlyTheTemplateMakesControlTokens) {
+  const Tokenizer t = test::small(nlohmann::json::object(), {{"bos_token", "<s>"}, {"eos_token", "</s>"}});
+  constexpr std::string_view kPlainChat = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}";
+  EXPECT_EQ(ids_of(t, kPlainChat, {{"user", "</s>he<s>"}}), (Ids{258, '<', '/', 's', '>', 256, '<', 's', '>', 259}));
+  EXPECT_EQ(ids_of(t, "<s>x</s>", {}), (Ids{258, 'x', 259})) << "the template's own text makes them too";
+  // Neither across the border, in either direction.
+  EXPECT_EQ(ids_of(t, "{{ '<' + messages[0].content + '>' }}", {{"user", "s"}}), (Ids{'<', 's', '>'}));
+  EXPECT_EQ(ids_of(t, "{{ messages[0].content + 's>' }}", {{"user", "<"}}), (Ids{'<', 's', '>'}));
+  // The negative control: encoded as one text, they are control tokens.
+  EXPECT_EQ(t.encode("</s>he<s>", {.add_bos = false}), (Ids{259, 256, 258}));
+}
+
+TEST(ChatTokens, AMessageCannotHideATokenOfTheTemplate) {
+  nlohmann::json added = test::small_json()["added_tokens"];
+  added.push_back(added[0]);
+  added[2]["id"] = 260, added[2]["content"] = "<s></s>";
+  const Tokenizer t = test::small({{"added_tokens", added}}, {{"bos_token", "<s>"}, {"eos_token", "</s>"}});
+  constexpr std::string_view kPlainChat = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}";
+  EXPECT_EQ(ids_of(t, kPlainChat, {{"user", "<s>"}}), (Ids{258, '<', 's', '>', 259}));
+  EXPECT_EQ(ids_of(t, kPlainChat, {{"user", "</s>x"}}), (Ids{258, '<', '/', 's', '>', 'x', 259}));
+  EXPECT_EQ(ids_of(t, "<s></s>", {}), (Ids{260})) << "the longest, where both are the template's";
+}
+
+// As Hugging Face tokenizes the rendered text: words and merges go across the border of a message.
+TEST(ChatTokens, AreThoseOfTheWholeText) {
+  EXPECT_EQ(ids_of(test::small(), "{{ 'h' + messages[0].content }}", {{"user", "e"}}), (Ids{256}));
+  const Tokenizer& t = test::deepseek();
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    std::string text = test::random_text(seed, 40);
+    for (std::size_t at; (at = text.find("<｜")) != std::string::npos;) text.erase(at, 4);
+    const ChatText chat = render_chat(t, Messages{{"system", text}, {"user", text}});
+    EXPECT_EQ(encode_chat(t, chat), t.encode(chat.text, {.add_bos = false})) << seed;
+  }
+}
+
+// Some files add <｜User｜> without marking it as special; llama.cpp counts it as a control token as well.
+TEST(ChatTokens, ControlTokensByTheirLook) {
+  nlohmann::json added = test::small_json()["added_tokens"];
+  for (const char* content : {"<｜User｜>", "<|x|>", "ab"}) {
+    added.push_back(added[0]);
+    added.back()["id"] = 257 + added.size(), added.back()["content"] = content;
+    added.back()["special"] = false, added.back()["normalized"] = true;
+  }
+  const Tokenizer t = test::small({{"added_tokens", added}});
+  EXPECT_EQ(t.encode("<｜User｜><|x|>ab"), (Ids{260, 261, 262}));
+  EXPECT_EQ(t.encode("<|x|>ab", {.parse_special = false}), (Ids{'<', '|', 'x', '|', '>', 262})) << "ab is a word as any";
+  EXPECT_EQ(ids_of(t, "<|x|>{{ messages[0].content }}", {{"user", "<|x|>ab"}}), (Ids{261, '<', '|', 'x', '|', '>', 262}));
+}
+
+TEST(ChatTokens, ANormalizerChangesNothing) {
+  nlohmann::json added = test::small_json()["added_tokens"];
+  added[0]["normalized"] = true;
+  const nlohmann::json patch = {{"added_tokens", added},
+                                {"normalizer",
+                                 {{"type", "Sequence"},
+                                  {"normalizers",
+                                   {{{"type", "Replace"}, {"pattern", {{"String", "A"}}}, {"content", "<s>"}},
+                                    {{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}}}}}}};
+  const Tokenizer t = test::small(patch);
+  EXPECT_EQ(ids_of(t, "<s>{{ messages[0].content }}<s>", {{"user", "A<s>x"}}),
+            (Ids{258, '<', 's', '>', '<', 's', '>', 'x', 258}));
+  EXPECT_EQ(t.encode("A<s>x"), (Ids{258, 258, 'x'})) << "the negative control";
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ int main() {
       std::vector<dsmoe::ChatMessage> messages;
       for (const auto& message : in.at("messages")) messages.push_back({message.at("role"), message.at("content")});
       const dsmoe::ChatTemplate chat(in.at("template").get<std::string>());
-      out["text"] = chat.render(messages, {in.at("bos_token"), in.at("eos_token"), in.at("add_generation_prompt")});
+      out["text"] = chat.render(messages, {in.at("bos_token"), in.at("eos_token"), in.at("add_generation_prompt")}).text;
     } catch (const dsmoe::Error& error) {
       out = {{"error", error.what()}};
     }

@@ -6,8 +6,6 @@ namespace dsmoe::train {
 
 DocumentEncoder::DocumentEncoder(Tokenizer tokenizer)
     : tokenizer_(std::move(tokenizer)), before_(tokenizer_.encode("", {.add_eos = false})) {
-  if (const auto id = tokenizer_.bos_id()) chat_options_.bos_token = tokenizer_.bytes(*id);
-  if (const auto id = tokenizer_.eos_id()) chat_options_.eos_token = tokenizer_.bytes(*id);
   if (!tokenizer_.chat_template().empty()) template_.emplace(tokenizer_.chat_template());
 }
 
@@ -38,20 +36,17 @@ void DocumentEncoder::encode_chat(const RawDocument& document, std::uint32_t lab
   std::string done;  // the conversation up to here, as the template writes it
   std::vector<StreamToken> tokens;
   // Prompts and answers are tokenized apart, as they are when the model answers.
-  const auto append = [&](const std::string& text, bool target) {
-    if (!text.starts_with(done))
+  const auto append = [&](const ChatText& chat, bool target) {
+    if (!chat.text.starts_with(done))
       fail(ErrorCode::kFormat, "{}: the chat template does not write an answer behind its prompt; cannot tell them apart",
            document.where);
-    const std::string_view added = std::string_view(text).substr(done.size());
-    for (const std::int32_t id : tokenizer_.encode(added, {.add_bos = false, .add_eos = false}))
+    for (const std::int32_t id : dsmoe::encode_chat(tokenizer_, chat.from(done.size())))
       tokens.push_back(StreamToken::make(id, label, target));
-    done = text;
+    done = chat.text;
   };
   const auto render = [&](std::size_t count, bool prompt) {
-    ChatOptions options = chat_options_;
-    options.add_generation_prompt = prompt;
     try {
-      return template_->render(all.first(count), options);
+      return template_->render(all.first(count), chat_options(tokenizer_, prompt));
     } catch (const Error& error) {
       fail(ErrorCode::kFormat, "{}: the chat template refuses it: {}", document.where, error.what());
     }

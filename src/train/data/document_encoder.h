@@ -34,7 +34,8 @@ class DocumentEncoder {
 
   // The rule at the seams: a document is its text's tokens behind those that the tokenizer puts before a text (bos),
   // then eos if the tokenizer has one. All are targets but the ones before the text. In a conversation only the
-  // assistant's answers are targets, with what the template ends them with.
+  // assistant's answers are targets, with what the template ends them with. Names of control tokens inside a text or a
+  // message are text.
   void encode(const RawDocument& document, std::uint32_t label, std::vector<StreamToken>& out) const;
 
  private:
@@ -44,7 +45,6 @@ class DocumentEncoder {
   Tokenizer tokenizer_;
   std::vector<std::int32_t> before_;  // what the tokenizer puts before a text
   std::optional<ChatTemplate> template_;
-  ChatOptions chat_options_;
 };
 
 }  // namespace dsmoe::train

@@ -107,15 +107,23 @@ bool read_jsonl(const InputFile& file, const DataOptions& options, DataReport& r
   return true;
 }
 
+bool has_zero_byte(const fs::path& path) {
+  io::TextReader reader(path, kTextPart);
+  for (std::string part; reader.next(part);)
+    if (part.find('\0') != std::string::npos) return true;
+  return false;
+}
+
 bool read_text(const InputFile& file, const DataOptions& options, DataReport& report,
                const std::function<void(std::uint64_t)>& advance, const std::function<bool(const RawDocument&)>& f) {
-  io::TextReader reader(file.path, kTextPart);
-  RawDocument doc{.label = file.label, .where = file.path.string()}, following = doc;
-  if (!reader.next(doc.text)) return true;
-  if (doc.text.find('\0') != std::string::npos) {
+  // Before anything of it is used: a file is left out as a whole.
+  if (has_zero_byte(file.path)) {
     report_bad(options, report, fmt::format("{}: not a text file (it has zero bytes)", file.path.string()));
     return true;
   }
+  io::TextReader reader(file.path, kTextPart);
+  RawDocument doc{.label = file.label, .where = file.path.string()}, following = doc;
+  if (!reader.next(doc.text)) return true;
   for (bool more = true; more;) {
     more = reader.next(following.text);
     doc.ends = !more;

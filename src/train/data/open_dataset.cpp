@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kCacheVersion = 1;  // another one when documents become other tokens than before
+constexpr int kCacheVersion = 2;  // another one when documents become other tokens than before
 constexpr std::uint64_t kBuiltinTextBytes = 8u << 20;
 
 // FNV-1a with 128 bits: tells inputs apart, and is no defence against someone who wants two to look alike.

@@ -107,6 +107,34 @@ TEST(Documents, OnlyAnswersOfAConversationAreTargets) {
   EXPECT_EQ(t.show(*data.training, 0), "<bos>Q:hi;A:yo<eos>Q:so;A:no -> .......yo<eos>.......no<eos>");
 }
 
+TEST(Documents, NamesOfControlTokensInMessagesAreText) {
+  TestData t;
+  t.file("x.jsonl", R"({"messages":[{"role":"user","content":"<bos>"},{"role":"assistant","content":"a<eos>b"}]})");
+  // <bos>Q:<bos>;A:a<eos>b<eos>, in which the second and the third are spelled out.
+  t.options.sequence_length = 18;
+  const Data data = t.open();
+  EXPECT_EQ(data.report.tokens, 19u);
+  const Batch batch = data.training->batch(0, 1);
+  EXPECT_EQ(std::count(batch.ids.begin(), batch.ids.end(), kBos), 1) << "the template's";
+  EXPECT_EQ(std::count(batch.targets.begin(), batch.targets.end(), kEos), 1) << "the template's, at the end of the answer";
+  EXPECT_EQ(t.show(*data.training, 0), "<bos>Q:<bos>;A:a<eos>b -> ..........a<eos>b<eos>");
+}
+
+TEST(Documents, ZeroBytesAnywhereLeaveAFileOut) {
+  TestData t;
+  std::string late(std::size_t{3} << 20, 'a');
+  for (std::size_t i = 99; i < late.size(); i += 100) late[i] = '\n';
+  late[late.size() - 10] = '\0';
+  t.file("late.txt", late);
+  t.file("text.txt", "abcdef");
+  const Data data = t.open();
+  EXPECT_EQ(data.report.bad_count, 1u);
+  ASSERT_EQ(data.report.bad.size(), 1u);
+  EXPECT_NE(data.report.bad[0].find("late.txt: not a text file (it has zero bytes)"), std::string::npos);
+  EXPECT_EQ(data.report.documents, 1u);
+  EXPECT_EQ(data.report.tokens, 8u) << "nothing of the file was used";
+}
+
 TEST(Documents, AConversationThatEndsWithAQuestion) {
   TestData t;
   t.file("x.jsonl", R"({"messages":[{"role":"assistant","content":"yo"},{"role":"user","content":"so"}]})"
