@@ -33,7 +33,9 @@ class GgufSource final : public ModelSource {
   const ModelConfig& config() const override {
     return config_.get([&] { return config_from_gguf(file_); });
   }
-  std::optional<Tokenizer> tokenizer() const override { return tokenizer_from_gguf(file_.metadata()); }
+  std::optional<Tokenizer> tokenizer() const override {
+    return tokenizer_.get([&] { return tokenizer_from_gguf(file_.metadata()); });
+  }
   DType compute_dtype() const override { return gguf_compute_dtype(file_); }
 
   ModelWeights load_weights(const ModelConfig& config, std::optional<DType> dtype,
@@ -77,6 +79,7 @@ class GgufSource final : public ModelSource {
 
   io::GgufFile file_;
   Lazy<ModelConfig> config_;
+  Lazy<std::optional<Tokenizer>> tokenizer_;
   Lazy<Places> places_;
 };
 
