@@ -16,6 +16,8 @@ Installs the Debian packages that are missing (with root or sudo), builds, and r
   tsan      the layer, its ops and the threads with the thread sanitizer (clang)
   cuda      compiles the CUDA code where nvcc is found, and tests it where there is a GPU
   slow      the slow tests of the release build, among them the installed package
+  peers     comparisons with Hugging Face tokenizers and safetensors, llama.cpp's gguf, TensorBoard and Jinja, which come
+            from PyPI into build/peers; skipped where PyPI cannot be reached
 The exit status is 0 when all of it passed.
 
   --quick   only the first
@@ -111,6 +113,31 @@ cuda() {
 
 slow() { tests release slow; }
 
+# peers_installed: the packages of tests/peers/requirements.txt are in build/peers. 2 when nothing can be downloaded.
+peers_installed() {
+  local list=tests/peers/requirements.txt venv=build/peers
+  cmp -s "$list" "$venv/installed" && return
+  rm -rf "$venv"
+  mkdir -p build
+  logged build/peers.log python3 -m venv "$venv" || return 1
+  if ! "$venv/bin/python" -m pip install --quiet --retries 1 --timeout 20 -r "$list" >build/peers.log 2>&1; then
+    grep -q '(from versions: none)' build/peers.log && return 2  # what pip says when it reaches nobody
+    tail -n 20 build/peers.log
+    return 1
+  fi
+  cp "$list" "$venv/installed"
+}
+
+peers() {
+  local status=0
+  peers_installed || status=$?
+  if [[ $status -eq 2 ]]; then
+    note="skipped: PyPI cannot be reached"
+    return
+  fi
+  [[ $status -eq 0 ]] && DSMOE_PYTHON=$PWD/build/peers/bin/python tests release peers
+}
+
 # step NAME: runs the function of that name and notes how it ended.
 summary=
 failed=false
@@ -130,7 +157,7 @@ $quick || packages+=("${TEST_PACKAGES[@]}")
 ensure_packages "${packages[@]}"
 step release
 if ! $quick; then
-  for name in asan fuzz tsan cuda slow; do step $name; done
+  for name in asan fuzz tsan cuda slow peers; do step $name; done
 fi
 
 printf '\n=== summary\n%s' "$summary"

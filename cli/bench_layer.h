@@ -88,11 +88,16 @@ std::vector<LayerPass> passes(const LayerOptions& options);
 LayerResult layer_work(const LayerOptions& options, Index tokens, const LayerPass& pass,
                        std::span<const std::int32_t> chosen);
 
-double relative_error(const Tensor& got, const Tensor& want);
-// All on the CPU; the largest error of the gate's gradient and of each expert's.
-double gradient_error(const MoeGradients& got, const MoeGradients& want);
-// A fast result that is wrong is worth nothing: throws unless the error is one that rounding explains.
-void require_close(double error, const LayerOptions& options);
+// What a pass computes, on the CPU; dx and the gradients with backward alone.
+struct LayerOutputs {
+  Tensor y, dx;
+  MoeGradients grads;
+};
+LayerOutputs reference(const MoeLayer& layer, const Tensor& x, const Tensor& dy, bool backward);
+// A fast result that is wrong is worth nothing: throws unless everything is as close to the reference as the tests ask for
+// (ops/tolerance.h). `tokens` in the pass. Returns the largest error.
+double require_close(Context& ctx, const LayerOptions& options, const LayerPass& pass, Index tokens,
+                     const LayerOutputs& got, const LayerOutputs& want);
 std::vector<float> sample_of(const Tensor& y);
 
 }  // namespace dsmoe::cli

@@ -77,28 +77,19 @@ class Bench {
   void check_against_reference(LayerReport& report) {
     const Tensor x = make_tokens(cpu_, o_, layer_, kCheckTokens, kCheckStream);
     const Tensor dy = uniform(cpu_, o_.dtype(), x.shape(), 1.0f, kGradStream);
-    Context ref(1, Backend::kRef);
-    const MoeForward want = layer_.forward(ref, x, {.training = o_.backward});
-    MoeGradients want_grads;
-    Tensor want_dx;
-    if (o_.backward) {
-      want_grads = MoeGradients(layer_.config());
-      want_dx = layer_.backward(ref, dy, want, want_grads);
-    }
+    const LayerOutputs want = reference(layer_, x, dy, o_.backward);
     for (const LayerPass& pass : passes(o_)) {
       const Outputs out = launch(layers_.front(), pass, gpu_.place(x), gpu_.place(dy));
-      const Tensor y = gpu_.fetch(out.forward.y);
-      report.error = std::max(report.error, relative_error(y, want.y));
-      report.sample = sample_of(y);
-      if (!pass.backward) continue;
-      const MoeGradients& got = gradients(pass.gradients);
-      MoeGradients grads;
-      grads.gate = gpu_.fetch(got.gate);
-      grads.experts = Experts(gpu_.fetch(got.experts.gate_up()), gpu_.fetch(got.experts.down()));
-      report.error =
-          std::max({report.error, relative_error(gpu_.fetch(out.dx), want_dx), gradient_error(grads, want_grads)});
+      LayerOutputs got{gpu_.fetch(out.forward.y), {}, {}};
+      if (pass.backward) {
+        const MoeGradients& grads = gradients(pass.gradients);
+        got.dx = gpu_.fetch(out.dx);
+        got.grads.gate = gpu_.fetch(grads.gate);
+        got.grads.experts = Experts(gpu_.fetch(grads.experts.gate_up()), gpu_.fetch(grads.experts.down()));
+      }
+      report.error = std::max(report.error, require_close(cpu_, o_, pass, kCheckTokens, got, want));
+      report.sample = sample_of(got.y);
     }
-    require_close(report.error, o_);
   }
 
   LayerResult measure(Index tokens, const LayerPass& pass) {

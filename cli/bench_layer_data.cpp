@@ -9,6 +9,7 @@
 #include "core/random.h"
 #include "core/threads.h"
 #include "ops/quantize.h"
+#include "ops/tolerance.h"
 
 namespace dsmoe::cli {
 
@@ -162,37 +163,44 @@ LayerResult layer_work(const LayerOptions& o, Index tokens, const LayerPass& pas
           .empty = empty};
 }
 
-double relative_error(const Tensor& got, const Tensor& want) {
-  const Tensor a = got.to(DType::kF32), b = want.to(DType::kF32);
-  double difference = 0, norm = 0;
-  for (Index i = 0; i < b.numel(); ++i) {
-    const double d = static_cast<double>(a.data<float>()[i]) - b.data<float>()[i];
-    difference += d * d;
-    norm += static_cast<double>(b.data<float>()[i]) * b.data<float>()[i];
+LayerOutputs reference(const MoeLayer& layer, const Tensor& x, const Tensor& dy, bool backward) {
+  Context ref(1, Backend::kRef);
+  const MoeForward out = layer.forward(ref, x, {.training = backward});
+  LayerOutputs r{out.y, {}, {}};
+  if (backward) {
+    r.grads = MoeGradients(layer.config());
+    r.dx = layer.backward(ref, dy, out, r.grads);
   }
-  return std::sqrt(norm > 0 ? difference / norm : difference);  // an expert without tokens has no gradient
+  return r;
 }
 
-double gradient_error(const MoeGradients& got, const MoeGradients& want) {
-  double error = relative_error(got.gate, want.gate);
-  for (Index e = 0; e < want.experts.count(); ++e) {
-    error = std::max(error, relative_error(got.experts.gate_up().rows(e, e + 1), want.experts.gate_up().rows(e, e + 1)));
-    error = std::max(error, relative_error(got.experts.down().rows(e, e + 1), want.experts.down().rows(e, e + 1)));
-  }
+double require_close(Context& ctx, const LayerOptions& o, const LayerPass& pass, Index tokens, const LayerOutputs& got,
+                     const LayerOutputs& want) {
+  const MoeConfig& c = o.config;
+  const tolerance::LayerLimits limits =
+      tolerance::layer_limits(o.activations(), {tokens, c.hidden_size, c.expert_size, c.routed_experts}, pass.gradients);
+  const auto checked = [](const char* what, double error, double limit) {
+    if (!(error <= limit))
+      fail(ErrorCode::kInternal,
+           "the layer's {} is off from the reference's by {:.2g} (limit {:.2g}); no speed is reported", what, error, limit);
+    return error;
+  };
+  using tolerance::relative_error;
+  // Quantized: h is rounded to 8 bits between the two products.
+  const Index hidden = got.y.numel() / c.hidden_size * c.slots() * c.expert_size;
+  const double y = is_quantized(o.dtype()) ? tolerance::requantized_limit(c.hidden_size, hidden) : limits.y;
+  double error = checked("output", relative_error(got.y, want.y), y);
+  if (!pass.backward) return error;
+  error = std::max(error, checked("gradient of its input", relative_error(got.dx, want.dx), limits.dx));
+  error = std::max(error, checked("gradient of the gate", relative_error(got.grads.gate, want.grads.gate), limits.gate));
+  const Experts &a = got.grads.experts, &b = want.grads.experts;
+  std::vector<double> errors(static_cast<std::size_t>(b.count()));
+  ctx.pool().run(b.count(), [&](Index e, int) {
+    errors[static_cast<std::size_t>(e)] = std::max(relative_error(a.gate_up().rows(e, e + 1), b.gate_up().rows(e, e + 1)),
+                                                   relative_error(a.down().rows(e, e + 1), b.down().rows(e, e + 1)));
+  });
+  for (const double e : errors) error = std::max(error, checked("gradient of an expert", e, limits.experts));
   return error;
-}
-
-void require_close(double error, const LayerOptions& o) {
-  // A number is rounded to the dtype up to five times on its way (the gate/up outputs, their gradients, the rows, the
-  // result, a bf16 gradient), and the gate's gradient is a difference of numbers a few times larger. Sums in f32 of D and
-  // 2F terms add their own errors, like a random walk.
-  const double length = static_cast<double>(o.config.hidden_size + 2 * o.config.expert_size);
-  const double f32 = 0x1p-24, unit = o.activations() == DType::kBF16 ? 0x1p-9 : f32;
-  // Quantized: the reference rounds rows to 8 bits alike, but a number close to a half may go the other way.
-  const double limit = is_quantized(o.dtype()) ? 1e-3 : 8 * unit + 4 * std::sqrt(length) * f32;
-  if (!(error <= limit))
-    fail(ErrorCode::kInternal, "the layer is off from its reference by {:.2g} (limit {:.2g}); no speed is reported", error,
-         limit);
 }
 
 std::vector<float> sample_of(const Tensor& y) {

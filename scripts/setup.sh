@@ -7,7 +7,10 @@ readonly BUILD_PACKAGES=(
   libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libedit-dev  # the library and the program
   libgtest-dev libgmock-dev                                            # the tests
 )
-TEST_PACKAGES=(clang libclang-rt-dev lld clang-format)  # the sanitizers and libFuzzer; the check of the format
+TEST_PACKAGES=(
+  clang libclang-rt-dev lld clang-format  # the sanitizers and libFuzzer; the check of the format
+  python3-venv                            # the step peers
+)
 # The reports in a browser. Ubuntu's is a snap, which needs more than a package; there the test is skipped.
 grep -qs '^ID=debian' /etc/os-release && TEST_PACKAGES+=(chromium)
 readonly TEST_PACKAGES

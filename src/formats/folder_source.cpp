@@ -47,9 +47,10 @@ class FolderSource final : public ModelSource {
   }
 
   std::optional<Tokenizer> tokenizer() const override {
-    const fs::path file = part("tokenizer.json");
-    if (!fs::exists(file)) return std::nullopt;
-    return Tokenizer::load(file);
+    return tokenizer_.get([&] {
+      const fs::path file = part("tokenizer.json");
+      return fs::exists(file) ? std::optional(Tokenizer::load(file)) : std::nullopt;
+    });
   }
 
   GenerationConfig generation() const override {
@@ -117,6 +118,7 @@ class FolderSource final : public ModelSource {
 
   fs::path path_;
   Lazy<ModelConfig> config_;
+  Lazy<std::optional<Tokenizer>> tokenizer_;
   Lazy<io::Checkpoint> checkpoint_;
 };
 

@@ -35,7 +35,9 @@ class GgufSource final : public ModelSource {
   const ModelConfig& config() const override {
     return config_.get([&] { return config_from_gguf(file_); });
   }
-  std::optional<Tokenizer> tokenizer() const override { return tokenizer_from_gguf(file_.metadata()); }
+  std::optional<Tokenizer> tokenizer() const override {
+    return tokenizer_.get([&] { return tokenizer_from_gguf(file_.metadata()); });
+  }
   GenerationConfig generation() const override { return generation_config_from_gguf(file_.metadata(), config()); }
   DType compute_dtype() const override { return gguf_compute_dtype(file_); }
 
@@ -82,6 +84,7 @@ class GgufSource final : public ModelSource {
 
   io::GgufFile file_;
   Lazy<ModelConfig> config_;
+  Lazy<std::optional<Tokenizer>> tokenizer_;
   Lazy<Places> places_;
 };
 

@@ -113,6 +113,9 @@ struct Inputs {
   // Terms in the sums of a forward pass, and of a backward pass.
   Index forward_length() const { return config.hidden_size + config.expert_size + config.routed_experts; }
   Index backward_length() const { return tokens() + config.expert_size + forward_length(); }
+  LayerLimits limits(DType gradients = DType::kF32) const {
+    return layer_limits(dtype(), {tokens(), config.hidden_size, config.expert_size, config.routed_experts}, gradients);
+  }
 };
 
 // Whether no token's choice is so close that rounding could change it: the scores that it chooses by differ, down to the

@@ -3,11 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "dsmoe/error.h"
-#include "formats/model_source.h"
 #include "io/io_test_support.h"
 
 namespace dsmoe {
@@ -227,14 +225,6 @@ TEST(GgufTokenizer, JsonNestedDeeplyIsRefused) {
   config.set("dsmoe.tokenizer_config_json", GgufValue::string(deep));
   EXPECT_TRUE(
       throws_error([&] { tokenizer_from_gguf(config); }, {"tokenizer_config.json", "nested deeper"}, ErrorCode::kFormat));
-}
-
-TEST(GgufTokenizer, FromAFolderAFileOrNowhere) {
-  const testing::TempFolder dir;
-  EXPECT_FALSE(load_tokenizer(dir.path()));
-  EXPECT_FALSE(load_tokenizer(dir / "nothing"));
-  EXPECT_TRUE(load_tokenizer(kFolder));
-  EXPECT_TRUE(load_tokenizer(kFolder + "/tokenizer.json"));
 }
 
 }  // namespace

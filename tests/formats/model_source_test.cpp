@@ -20,7 +20,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kTokenizer = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
+Tokenizer tiny_tokenizer() {
+  TokenizerParts parts;
+  parts.vocab = {"a", "b", "ab"};
+  parts.merges = {"a b"};
+  parts.pre_tokenizer = pre_tokenizer_json("deepseek-llm");
+  parts.chat_template = "{{ messages[0].content }}";
+  return Tokenizer::from_parts(parts);
+}
 
 ModelConfig small() {
   ModelConfig c;
@@ -116,13 +123,15 @@ TEST_F(Sources, PartsOfAModelAreEnoughForWhatTheyHold) {
   }
   EXPECT_FALSE(load_tokenizer(dir_.path()));
   EXPECT_FALSE(load_tokenizer(dir_ / "nothing"));
-  for (const std::string& path : {kTokenizer, kTokenizer + "/tokenizer.json"}) {
+  const fs::path tokenizer = dir_ / "tokenizer";
+  tiny_tokenizer().save(tokenizer);
+  for (const fs::path& path : {tokenizer, tokenizer / "tokenizer.json"}) {
     const auto source = ModelSource::open(path);
     ASSERT_TRUE(source->tokenizer()) << path;
-    EXPECT_EQ(source->chat_template(), source->tokenizer()->chat_template());
-    EXPECT_FALSE(source->chat_template().empty());
+    EXPECT_EQ(source->tokenizer()->encode("ab"), std::vector<std::int32_t>{2});
+    EXPECT_EQ(source->chat_template(), "{{ messages[0].content }}");
   }
-  EXPECT_TRUE(testing::throws_error([] { ModelSource::open(kTokenizer)->config(); }, {"cannot open", "config.json"},
+  EXPECT_TRUE(testing::throws_error([&] { ModelSource::open(tokenizer)->config(); }, {"cannot open", "config.json"},
                                     ErrorCode::kIo));
   EXPECT_TRUE(testing::throws_error([&] { ModelSource::open(dir_.path())->compute_dtype(); }, {"no model.safetensors"},
                                     ErrorCode::kIo));
@@ -193,11 +202,19 @@ TEST_F(Sources, AParameterOfAnotherModelIsRefused) {
 TEST_F(Sources, CompanionsOfAFolder) {
   ModelConfig c = small();
   c.bos_token_id = 3, c.eos_token_id = {1, 2};
-  write_companions(dir_.path(), c, Tokenizer::load(kTokenizer));
+  write_companions(dir_.path(), c, tiny_tokenizer());
   const std::string text = io::read_bytes(dir_ / "generation_config.json");
   for (const char* part : {"\"bos_token_id\": 3", "\"eos_token_id\": [", "_from_model_config"})
     EXPECT_NE(text.find(part), std::string::npos) << text;
   EXPECT_TRUE(load_tokenizer(dir_.path()));
+  // In a GGUF file they are part of the metadata.
+  const fs::path folder = write_folder(c);
+  write_companions(folder, c, tiny_tokenizer());
+  const auto file = ModelSource::open(write_file(*ModelSource::open(folder), "f32"));
+  ASSERT_TRUE(file->tokenizer());
+  EXPECT_EQ(file->tokenizer()->encode("ab"), std::vector<std::int32_t>{2});
+  EXPECT_EQ(file->chat_template(), "{{ messages[0].content }}");
+  EXPECT_EQ(file->config().eos_token_id, c.eos_token_id);
 }
 
 }  // namespace

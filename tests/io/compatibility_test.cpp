@@ -1,27 +1,17 @@
-// Files cross-checked with the Python package safetensors, where it is installed (DSMOE_PYTHON chooses the interpreter).
-#include <fmt/format.h>
+// Files cross-checked with the Python package safetensors, where it is installed (tests/peers/python.sh).
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-
-#include <cstdlib>
 
 #include "io/safetensors.h"
 #include "io/sharded_writer.h"
 #include "io_test_support.h"
+#include "support/python.h"
 
 namespace dsmoe::io {
 namespace {
 
-constexpr int kNotInstalled = 77;
-constexpr int kNoPython = 127;  // what the shell says
+using testing::kNotInstalled;
 
-int run_script(const std::string& arguments) {
-  const char* python = std::getenv("DSMOE_PYTHON");
-  const std::string command = fmt::format("{} '{}/io/check_with_safetensors.py' {}", python != nullptr ? python : "python3",
-                                          DSMOE_TEST_DATA, arguments);
-  const int status = std::system(command.c_str());
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
+int run_script(const std::string& arguments) { return testing::run_python("io/check_with_safetensors.py", arguments); }
 
 // The rule of check_with_safetensors.py.
 std::string pattern(const std::string& name, std::size_t count) {
@@ -44,11 +34,11 @@ void save_pattern(const std::filesystem::path& folder) {
   writer.finish();
 }
 
-TEST(Compatibility, PythonReadsWhatIsWrittenHere) {
+TEST(PeerSafetensors, ReadsWhatIsWrittenHere) {
   TempFolder dir;
   save_pattern(dir.path());
   const int status = run_script("read " + dir.path().string());
-  if (status == kNotInstalled || status == kNoPython) GTEST_SKIP() << "no python3 with safetensors and numpy";
+  if (status == kNotInstalled) GTEST_SKIP() << "no python3 with safetensors and numpy";
   EXPECT_EQ(status, 0);
 
   std::string shard = read_bytes(dir / "model-00001-of-00003.safetensors");
@@ -57,10 +47,10 @@ TEST(Compatibility, PythonReadsWhatIsWrittenHere) {
   EXPECT_EQ(run_script("read " + dir.path().string() + " 2>/dev/null"), 1) << "the script does not see a wrong bit";
 }
 
-TEST(Compatibility, ReadsWhatPythonWrites) {
+TEST(PeerSafetensors, WritesWhatIsReadHere) {
   TempFolder dir;
   const int status = run_script("write " + (dir / "x.safetensors").string());
-  if (status == kNotInstalled || status == kNoPython) GTEST_SKIP() << "no python3 with safetensors and numpy";
+  if (status == kNotInstalled) GTEST_SKIP() << "no python3 with safetensors and numpy";
   ASSERT_EQ(status, 0);
   const auto file = SafetensorsFile::open(dir / "x.safetensors");
   EXPECT_EQ(file.metadata(), (Metadata{{"made by", "python"}}));

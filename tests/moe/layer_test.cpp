@@ -39,17 +39,17 @@ void expect_same(const Step& a, const Step& b) {
   EXPECT_TRUE(test::same_bits(a.grads.experts.down(), b.grads.experts.down()));
 }
 
-void expect_close(const Step& got, const Step& want, DType dtype, Index length) {
-  // Through the whole layer: five steps of storage rounding at most, sums of all lengths.
-  const double limit = 5 * test::limit(dtype, length);
+void expect_close(const Step& got, const Step& want, const MoeConfig& c) {
+  const test::LayerLimits limits = test::layer_limits(
+      want.out.y.dtype(), {want.out.y.numel() / c.hidden_size, c.hidden_size, c.expert_size, c.routed_experts});
   EXPECT_TRUE(test::same_bits(got.out.routing.experts, want.out.routing.experts));
-  EXPECT_TRUE(test::close(got.out.y, want.out.y, limit));
-  EXPECT_TRUE(test::close(got.dx, want.dx, limit));
-  EXPECT_TRUE(test::close(got.grads.gate, want.grads.gate, limit));
+  EXPECT_TRUE(test::close(got.out.y, want.out.y, limits.y));
+  EXPECT_TRUE(test::close(got.dx, want.dx, limits.dx));
+  EXPECT_TRUE(test::close(got.grads.gate, want.grads.gate, limits.gate));
   for (Index e = 0; e < got.grads.experts.count(); ++e) {
     const ExpertTensors a = expert_tensors(got.grads.experts, e), b = expert_tensors(want.grads.experts, e);
     for (const auto member : {&ExpertTensors::gate_proj, &ExpertTensors::up_proj, &ExpertTensors::down_proj})
-      EXPECT_TRUE(test::close(a.*member, b.*member, limit)) << e;
+      EXPECT_TRUE(test::close(a.*member, b.*member, limits.experts)) << e;
   }
 }
 
@@ -67,7 +67,7 @@ TEST(MoeLayer, CpuAgainstRefOverRandomShapes) {
     const MoeLayer layer(c, moe_weights(c, dtype, round));
     const Tensor x = random_tensor(dtype, {batch, length, c.hidden_size}, round + 1);
     const Tensor dy = random_tensor(dtype, {batch, length, c.hidden_size}, round + 2);
-    expect_close(step(cpu, layer, x, dy), step(ref, layer, x, dy), dtype, 300);
+    expect_close(step(cpu, layer, x, dy), step(ref, layer, x, dy), c);
   }
 }
 
@@ -109,7 +109,7 @@ TEST(MoeLayer, ZeroTokensOneTokenAllExperts) {
     const Step got = step(ctx, layer, x, dy);
     EXPECT_EQ(got.out.y.shape(), x.shape());
     EXPECT_TRUE(std::isfinite(fetch_losses(ctx, got.out).total()));
-    expect_close(got, step(ref, layer, x, dy), DType::kF32, 20);
+    expect_close(got, step(ref, layer, x, dy), c);
   }
 }
 
@@ -124,7 +124,7 @@ TEST(MoeLayer, AllTokensOnOneExpertAndEmptyExperts) {
   const Tensor dy = random_tensor(DType::kF32, {300, 12}, 3);
   const Step got = step(ctx, layer, x, dy);
   for (const std::int32_t e : got.out.routing.experts.span<std::int32_t>()) EXPECT_EQ(e, 3);
-  expect_close(got, step(ref, layer, x, dy), DType::kF32, 300);
+  expect_close(got, step(ref, layer, x, dy), c);
   for (const Index e : {0, 7})
     for (const float g : expert_tensors(got.grads.experts, e).down_proj.span<float>())
       EXPECT_EQ(g, 0) << "an expert without tokens has no gradient";
@@ -135,7 +135,7 @@ TEST(MoeLayer, MoreExpertsThanAnyFixedArray) {
   const MoeConfig c = moe_config(6, 3, 1500, 40, 0);
   const MoeLayer layer(c, moe_weights(c, DType::kF32, 1));
   const Tensor x = random_tensor(DType::kF32, {9, 6}, 2), dy = random_tensor(DType::kF32, {9, 6}, 3);
-  expect_close(step(ctx, layer, x, dy), step(ref, layer, x, dy), DType::kF32, 300);
+  expect_close(step(ctx, layer, x, dy), step(ref, layer, x, dy), c);
 }
 
 TEST(MoeLayer, GradientsAccumulateAndAuxScaleScales) {

@@ -1,6 +1,7 @@
 // Documents name files and functions that exist.
 #include <gtest/gtest.h>
 
+#include <regex>
 #include <set>
 
 #include "repo/markdown.h"
@@ -105,6 +106,39 @@ TEST(RepoDocs, TheTokensWayNamesItsFiles) {
         file.path != "src/moe/segmentation.cpp") {
       EXPECT_TRUE(named.contains(file.path)) << file.path << " is on the way of a token";
     }
+}
+
+// Lines that give a measured speed or time where neither they nor the lines above them, back to the last heading, give the
+// day on which it was measured.
+std::vector<std::string> undated_figures(const File& document) {
+  static const std::regex figure(R"([0-9] ?(µs|ms|GB/s|TB/s|GFLOP/s|TFLOP/s|tok/s|tokens/s)\b)");
+  static const std::regex day(
+      R"(20[0-9][0-9]-[0-9][0-9]-[0-9][0-9]|[0-9] (January|February|March|April|May|June|July|August|September|October|November|December) 20[0-9][0-9])");
+  std::vector<std::string> findings;
+  bool dated = false, fenced = false;
+  for (const std::string& line : lines_of(document.text)) {
+    if (line.starts_with("```")) fenced = !fenced;
+    if (fenced) continue;
+    if (line.starts_with("#")) dated = false;
+    dated = dated || std::regex_search(line, day);
+    if (!dated && std::regex_search(line, figure)) findings.push_back(document.path + ": " + line);
+  }
+  return findings;
+}
+
+TEST(RepoDocs, FiguresHaveTheirDay) {
+  for (const File& file : tree())
+    if (file.path == "README.md" || (file.in("docs") && file.ends_with(".md"))) {
+      EXPECT_EQ(joined(undated_figures(file)), "");
+    }
+}
+
+TEST(RepoDocs, TheCheckerOfDaysCanFail) {
+  const auto count = [](const char* text) { return undated_figures({"docs/a.md", text}).size(); };
+  EXPECT_EQ(count("# a\nMeasured on 2026-11-16:\n\n| 1 | 3 ms |\n"), 0u);
+  EXPECT_EQ(count("# a\nOn 5 May 2026 it took 3 ms.\n"), 0u);
+  EXPECT_EQ(count("# a\nOn 2026-11-16.\n## b\n| 1 | 44 GB/s |\n"), 1u) << "of another section";
+  EXPECT_EQ(count("It takes 44.5 µs.\n```text\n3 ms\n```\n"), 1u);
 }
 
 TEST(RepoDocs, TheCheckerCanFail) {

@@ -3,15 +3,14 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <bit>
-#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <optional>
 
 #include "support/files.h"
+#include "support/python.h"
 #include "train/support.h"
 
 namespace dsmoe::train {
@@ -118,9 +117,9 @@ TEST(TrainEventFile, HoldsWhatWasAdded) {
   }
 }
 
-// TensorBoard's own reader, where it is installed (DSMOE_PYTHON chooses the interpreter). The second file resumes before
-// the first one's end, as after a kill: TensorBoard then drops the steps that were done twice.
-TEST(TrainEventFile, TensorBoardReadsIt) {
+// TensorBoard's own reader, where it is installed (tests/peers/python.sh). The second file resumes before the first one's
+// end, as after a kill: TensorBoard then drops the steps that were done twice.
+TEST(PeerTensorBoard, ReadsWhatIsWrittenHere) {
   TempFolder dir;
   for (const Index first : {0, 3}) {
     EventFile events(dir / "tb", first);
@@ -130,14 +129,10 @@ TEST(TrainEventFile, TensorBoardReadsIt) {
       events.add(step, values);
     }
   }
-  const char* python = std::getenv("DSMOE_PYTHON");
   const std::string found = (dir / "found").string();
-  const int status =
-      std::system(fmt::format("{} '{}/train/check_with_tensorboard.py' '{}' >'{}' 2>'{}.log'",
-                              python != nullptr ? python : "python3", DSMOE_TEST_DATA, (dir / "tb").string(), found, found)
-                      .c_str());
-  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  if (code == 77 || code == 127) GTEST_SKIP() << "the Python package tensorboard is not installed";
+  const int code = testing::run_python("train/check_with_tensorboard.py",
+                                       fmt::format("'{}' >'{}' 2>'{}.log'", (dir / "tb").string(), found, found));
+  if (code == testing::kNotInstalled) GTEST_SKIP() << "the Python package tensorboard is not installed";
   ASSERT_EQ(code, 0);
   std::string want;
   for (Index step = 0; step < 8; ++step)

@@ -1,4 +1,5 @@
-// Random choices for one document of the built-in corpus, from the document's own stream of random numbers.
+// Random choices for one document of the built-in corpus, from the document's own stream of random numbers. Draw once per
+// full expression: compilers differ in the order in which they evaluate arguments, and the texts would differ with it.
 #pragma once
 
 #include <cstddef>

@@ -10,8 +10,11 @@ namespace {
 using fmt::format;
 
 std::string user(Draw& draw, int id) {
-  return format(R"({{"id": {}, "name": "{}", "age": {}, "city": "{}", "active": {}}})", id, draw.pick(kPeople).name,
-                draw.between(18, 65), draw.pick(kCities), draw.chance(70) ? "true" : "false");
+  const bool active = draw.chance(70);
+  const char* city = draw.pick(kCities);
+  const int age = draw.between(18, 65);
+  const char* name = draw.pick(kPeople).name;
+  return format(R"({{"id": {}, "name": "{}", "age": {}, "city": "{}", "active": {}}})", id, name, age, city, active);
 }
 
 std::string order(Draw& draw, int id) {
@@ -24,8 +27,9 @@ std::string shirt(Draw& draw, int id) {
   const char* sizes[] = {"small", "medium", "large"};
   const auto& first = draw.pick(kColors);
   const auto& second = draw.pick_other(kColors, first);
-  return format(R"({{"id": {}, "size": "{}", "colors": ["{}", "{}"], "stock": {}}})", id, draw.pick(sizes), first, second,
-                draw.chance(20) ? std::string("null") : std::to_string(draw.between(1, 50)));
+  const std::string stock = draw.chance(20) ? "null" : std::to_string(draw.between(1, 50));
+  const char* size = draw.pick(sizes);
+  return format(R"({{"id": {}, "size": "{}", "colors": ["{}", "{}"], "stock": {}}})", id, size, first, second, stock);
 }
 
 std::string move(Draw& draw, int id) {

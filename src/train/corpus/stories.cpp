@@ -85,7 +85,8 @@ std::string build(Draw& draw, const Person& hero, const Person& other) {
   std::string s = opening(draw, hero);
   s += format("{} wanted to make a {} with {} friend {}. ", hero.He(), work.thing, hero.his(), other.name);
   s += format("{} brought the {}, and {} brought the {}. ", hero.name, work.first, other.name, work.second);
-  s += format("They worked {} all {}. ", draw.pick(kPlaces), draw.pick(kTimes));
+  const char *time = draw.pick(kTimes), *place = draw.pick(kPlaces);
+  s += format("They worked {} all {}. ", place, time);
   s += format("When the {} was ready, {} said, \"We needed my {} and your {}.\" ", work.thing, other.name, work.second,
               work.first);
   return s + closing(draw, hero, other);

@@ -12,16 +12,11 @@ namespace {
 
 using cuda::Path;
 
-// Steps of storage on the way to a result: h, the expert's rows, y; and gate/up, their gradients, the rows of dx, dx.
-constexpr int kForwardSteps = 3, kBackwardSteps = 5;
-
-void expect_close_gradients(const MoeGradients& got, const MoeGradients& want, Index tokens, double times, double limit) {
+void expect_close_gradients(const MoeGradients& got, const MoeGradients& want, double times, const LayerLimits& limits) {
   const auto error = [&](const Tensor& a, const Tensor& b) { return worst_row_error(a, b, b.numel(), times); };
-  // The gate's is a difference of larger terms, the more so when it is not a mean over many tokens.
-  const double cancelled = 2 * (1 + 1 / std::sqrt(std::max(1.0, static_cast<double>(tokens))));
-  EXPECT_LT(error(got.gate, want.gate), cancelled * limit);
-  EXPECT_LT(error(got.experts.gate_up(), want.experts.gate_up()), limit);
-  EXPECT_LT(error(got.experts.down(), want.experts.down()), limit);
+  EXPECT_LT(error(got.gate, want.gate), limits.gate);
+  EXPECT_LT(error(got.experts.gate_up(), want.experts.gate_up()), limits.experts);
+  EXPECT_LT(error(got.experts.down(), want.experts.down()), limits.experts);
 }
 
 void check_case(Context& ctx, const Inputs& in, const Outputs& want, Path path) {
@@ -29,29 +24,28 @@ void check_case(Context& ctx, const Inputs& in, const Outputs& want, Path path) 
   const Forced forced(path);
   const Index d = in.config.hidden_size;
   const double scores = limit(DType::kF32, in.forward_length());
-  const double forward = chain_limit(in.dtype(), kForwardSteps, in.forward_length());
-  const double backward = chain_limit(in.dtype(), kBackwardSteps, in.backward_length());
+  const LayerLimits limits = in.limits();
 
   const Outputs got = train_on_gpu(ctx, in);
   ASSERT_TRUE(same_bits(got.routing.experts, want.routing.experts)) << "other experts were chosen";
   EXPECT_TRUE(close(got.routing.scores, want.routing.scores, scores));
   EXPECT_TRUE(close(got.routing.weights, want.routing.weights, 2 * scores));
-  EXPECT_LT(worst_row_error(got.y, want.y, d), 2 * forward);  // a row is measured against half a mean one, or more
-  EXPECT_TRUE(close(got.y, want.y, forward));
-  const double loss = chain_limit(DType::kF32, kForwardSteps, in.backward_length());
+  EXPECT_LT(worst_row_error(got.y, want.y, d), 2 * limits.y);  // a row is measured against half a mean one, or more
+  EXPECT_TRUE(close(got.y, want.y, limits.y));
+  const double loss = chain_limit(DType::kF32, 3, in.backward_length());
   EXPECT_NEAR(got.losses.sequence, want.losses.sequence, loss * want.losses.sequence);
   EXPECT_NEAR(got.losses.batch, want.losses.batch, loss * want.losses.batch);
   EXPECT_NEAR(got.losses.device, want.losses.device, loss * want.losses.device);
   EXPECT_EQ(got.losses.router_z, 0);
-  EXPECT_LT(worst_row_error(got.dx, want.dx, d), 2 * backward);
-  EXPECT_TRUE(close(got.dx, want.dx, backward));
-  expect_close_gradients(got.grads, want.grads, in.tokens(), 1, backward);
+  EXPECT_LT(worst_row_error(got.dx, want.dx, d), 2 * limits.dx);
+  EXPECT_TRUE(close(got.dx, want.dx, limits.dx));
+  expect_close_gradients(got.grads, want.grads, 1, limits);
   // Again: the same bits, and twice the gradients.
   const Outputs twice = train_on_gpu(ctx, in, 2);
   EXPECT_TRUE(same_bits(twice.y, got.y));
   EXPECT_TRUE(same_bits(twice.dx, got.dx));
   EXPECT_TRUE(same_bits(twice.routing.weights, got.routing.weights));
-  expect_close_gradients(twice.grads, want.grads, in.tokens(), 2, backward);
+  expect_close_gradients(twice.grads, want.grads, 2, limits);
 }
 
 class CudaLayer : public GpuTest {
@@ -110,9 +104,7 @@ TEST_F(CudaLayer, Bf16GradientsAreOverwritten) {
       gpu.layer.backward(ctx(), gpu.dy, out, grads, {.accumulate = false});
       const MoeGradients got = fetch(ctx(), grads);
       EXPECT_EQ(got.gate.dtype(), DType::kBF16);
-      // One more rounding than in f32.
-      expect_close_gradients(got, want.grads, in.tokens(), 1,
-                             chain_limit(DType::kBF16, kBackwardSteps + 1, in.backward_length()));
+      expect_close_gradients(got, want.grads, 1, in.limits(DType::kBF16));
     }
   }
 }

@@ -18,6 +18,8 @@ import reference_model as ref
 
 MIN_GAP = 1e-4  # between neighbours in a token's ranking of experts, relative
 MIN_MARGIN = 1e-3  # between the best and the second logit of a greedy step, relative to the logits' spread
+# The same for scores and logits that were rounded to bf16 on their way through the layers.
+MIN_GAP_BF16, MIN_MARGIN_BF16 = 0.03, 0.1
 GREEDY = 8
 STEPS, BATCH, LENGTH = 10, 3, 12  # of the training cases
 ADAMW = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0}
@@ -48,6 +50,7 @@ CASES = {
     "head_dim": ({"head_dim": 12, "num_key_value_heads": 1, "rope_theta": 1.4e6, "rms_norm_eps": 1e-3}, 2, 10),
     "batch_aux": ({"seq_aux": False}, 3, 10),
 }
+BF16 = ({"torch_dtype": "bfloat16"}, 1, 13)
 TRAINING = {"train_seq_aux": {"seq_aux": True}, "train_batch_aux": {"seq_aux": False}}
 
 
@@ -86,13 +89,13 @@ def evaluate(weights, config, ids, dtype):
     out.update({f"topk_idx.{n}": routing.idx for n, routing in result.routing.items()})
     out.update({f"grad.{name}": tensor.grad if tensor.grad is not None else torch.zeros_like(tensor)
                 for name, tensor in w.items()})
-    return {name: value.detach().numpy() for name, value in out.items()}, smallest_gap(result, config)
+    return {name: support.array_of(value) for name, value in out.items()}, smallest_gap(result, config)
 
 
 @torch.no_grad()
-def greedy(weights, config, ids):
+def greedy(weights, config, ids, dtype=torch.float64):
     """The GREEDY most likely next tokens after ids, and the least margin and gap met on the way."""
-    w, ids, margins = tensors_of(weights, torch.float64, grad=False), torch.tensor(ids), []
+    w, ids, margins = tensors_of(weights, dtype, grad=False), torch.tensor(ids), []
     start = ids.shape[1]
     for _ in range(GREEDY):
         result = ref.forward(w, config, ids)
@@ -166,8 +169,35 @@ def make_case(name, changes, batch, seq_len, first_seed):
     return config, weights, out
 
 
-def model_bytes(weights):
-    return support.safetensors_bytes(weights, {"format": "pt"})
+def make_bf16_case(changes, batch, seq_len, first_seed):
+    """As make_case, with the answers of the reference in bfloat16, and as exact.NAME the exact ones."""
+    config = {**BASE, **changes}
+    for seed in range(first_seed, first_seed + 10000):
+        rng = np.random.default_rng(seed)
+        weights = {name: support.to_bf16(value) for name, value in draw_weights(config, rng).items()}
+        ids = rng.integers(0, config["vocab_size"], (batch, seq_len))
+        exact, gap = evaluate(weights, config, ids, torch.float64)
+        if gap < MIN_GAP_BF16:
+            continue
+        continuation, margin, gap = greedy(weights, config, ids)
+        if margin < MIN_MARGIN_BF16 or gap < MIN_GAP_BF16:
+            continue
+        out, _ = evaluate(weights, config, ids, torch.bfloat16)
+        out["greedy_ids"] = greedy(weights, config, ids, torch.bfloat16)[0]
+        choices = [key for key in exact if key.startswith("topk_idx.")]
+        if all((out[key] == exact[key]).all() for key in choices) and (out["greedy_ids"] == continuation).all():
+            break
+    else:
+        raise RuntimeError("bf16: no seed gives clear choices")
+    errors = {key: support.relative(out[key], exact[key]) for key in exact if exact[key].dtype == np.float64}
+    print(f"bf16: seed {seed}, the reference is off by {errors['logits']:.1e} in the logits and at most "
+          f"{max(errors.values()):.1e} ({max(errors, key=errors.get)})")
+    out.update({f"exact.{key}": exact[key] for key in errors})
+    return config, weights, out
+
+
+def model_bytes(weights, bf16=()):
+    return support.safetensors_bytes(weights, {"format": "pt"}, bf16)
 
 
 def json_bytes(value):
@@ -248,6 +278,10 @@ def main():
             write_sharded(output, "base_sharded", weights, 3)
             kept = {key: value for key, value in out.items() if not key.startswith("grad.")}
             output.write("base_sharded/golden.safetensors", support.safetensors_bytes(kept))
+    config, weights, out = make_bf16_case(*BF16, first_seed=200000)
+    output.write("bf16/config.json", json_bytes(config))
+    output.write("bf16/model.safetensors", model_bytes(weights, bf16=weights))
+    output.write("bf16/golden.safetensors", support.safetensors_bytes(out))
     for i, (name, changes) in enumerate(TRAINING.items()):
         config, weights, lines, records, final = make_training(name, changes, first_seed=100000 * (i + 1))
         output.write(f"{name}/config.json", json_bytes(config))

@@ -65,12 +65,18 @@ def tensor_shapes(config):
     return shapes
 
 
+def wide(x):
+    """Norms and the softmax of attention are computed in float32 at least, as in the reference."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def rms_norm(x, weight, eps):
-    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+    x32 = wide(x)
+    return weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def rotary_angles(config, seq_len, dtype):
-    """[seq, head_dim / 2]; element i turns the pair (i, i + head_dim / 2)."""
+def rotations(config, seq_len, dtype):
+    """Cosines and sines [seq, head_dim / 2]; element i turns the pair (i, i + head_dim / 2)."""
     dim, base, scaling = head_dim(config), config["rope_theta"], config["rope_scaling"]
     positions = torch.arange(seq_len, dtype=torch.float64)
     if scaling and scaling["type"] == "linear":
@@ -79,16 +85,16 @@ def rotary_angles(config, seq_len, dtype):
         stretch = scaling["factor"] * seq_len / config["max_position_embeddings"] - (scaling["factor"] - 1)
         base = base * stretch ** (dim / (dim - 2))
     inverse = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    return torch.outer(positions, inverse).to(dtype)
+    angles = torch.outer(positions, inverse)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(x, angles):
+def rotate(x, cos, sin):
     first, second = x.chunk(2, -1)
-    cos, sin = angles.cos(), angles.sin()
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
-def attention(x, w, prefix, config, angles):
+def attention(x, w, prefix, config, turn):
     batch, seq_len, _ = x.shape
     dim, groups = head_dim(config), config["num_attention_heads"] // config["num_key_value_heads"]
 
@@ -96,11 +102,11 @@ def attention(x, w, prefix, config, angles):
         return functional.linear(value, w[f"{prefix}.{name}_proj.weight"], w.get(f"{prefix}.{name}_proj.bias"))
 
     q, k, v = (project(name, x).view(batch, seq_len, -1, dim).transpose(1, 2) for name in "qkv")
-    q, k = rotate(q, angles), rotate(k, angles)
+    q, k = rotate(q, *turn), rotate(k, *turn)
     k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))  # query head h reads key/value head h / groups
     scores = q @ k.transpose(2, 3) / dim**0.5
     future = torch.ones(seq_len, seq_len, dtype=torch.bool).triu(1)
-    mixed = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+    mixed = wide(scores.masked_fill(future, -torch.inf)).softmax(-1).to(x.dtype) @ v
     return project("o", mixed.transpose(1, 2).reshape(batch, seq_len, -1))
 
 
@@ -119,11 +125,11 @@ def layer_config(config):
 def forward(w, config, ids):
     """Train-mode forward: the balance losses join the gradient on their own."""
     x, eps, result = w["model.embed_tokens.weight"][ids], config["rms_norm_eps"], Result(None, [], {})
-    angles = rotary_angles(config, ids.shape[1], x.dtype)
+    turn = rotations(config, ids.shape[1], x.dtype)
     for n in range(config["num_hidden_layers"]):
         layer = f"model.layers.{n}"
         h = rms_norm(x, w[f"{layer}.input_layernorm.weight"], eps)
-        x = x + attention(h, w, f"{layer}.self_attn", config, angles)
+        x = x + attention(h, w, f"{layer}.self_attn", config, turn)
         h = rms_norm(x, w[f"{layer}.post_attention_layernorm.weight"], eps)
         if is_moe(config, n):
             cfg, prefix = layer_config(config), f"{layer}.mlp"
@@ -135,7 +141,7 @@ def forward(w, config, ids):
             x = x + moe.swiglu(h, *mlp_weights(w, f"{layer}.mlp"))
         result.hidden.append(x)
     head = w["model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"]
-    result.logits = rms_norm(x, w["model.norm.weight"], eps) @ head.T
+    result.logits = wide(rms_norm(x, w["model.norm.weight"], eps) @ head.T)
     return result
 
 

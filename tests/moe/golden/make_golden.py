@@ -18,6 +18,7 @@ from reference_layer import LayerConfig
 
 # Well above what f32 arithmetic can move a score, so that every right f32 gate chooses the same experts.
 MIN_GAP = 1e-4
+MIN_GAP_BF16 = 0.03  # the same for scores that were rounded to bf16 (2**-9 of a logit of a few)
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 # name: (config, batch, seq_len)
@@ -47,6 +48,7 @@ CASES = {
     "device_aux": (
         LayerConfig(routed_experts=12, seq_aux=False, alpha=0.25, device_alpha=0.5, devices=4), 2, 9),
 }
+BF16 = (LayerConfig(hidden_size=32, expert_size=16), 2, 9)
 
 
 def inputs(name, cfg, batch, seq_len, seed):
@@ -94,7 +96,7 @@ def evaluate(arrays, cfg, dtype):
         out.update({f"aux_loss_{kind}": loss.reshape(1) for kind, loss in routing.aux.items()})
     for name in leaves:
         out["dx" if name == "x" else f"d_{name}"] = t[name].grad
-    return {name: value.detach().numpy() for name, value in out.items()}, routing
+    return {name: support.array_of(value) for name, value in out.items()}, routing
 
 
 def check_case(name, cfg, arrays, out, routing):
@@ -167,11 +169,28 @@ def make_case(name, cfg, batch, seq_len, first_seed):
     return support.safetensors_bytes({**arrays, **out}, metadata(cfg, batch, seq_len))
 
 
+def make_bf16_case(cfg, batch, seq_len, first_seed):
+    """Answers of the reference in bfloat16, and as exact.NAME the exact ones for the same numbers."""
+    for seed in range(first_seed, first_seed + 1000):
+        arrays = {name: support.to_bf16(value) for name, value in inputs("bf16", cfg, batch, seq_len, seed).items()}
+        exact, routing = evaluate(arrays, cfg, torch.float64)
+        out = evaluate(arrays, cfg, torch.bfloat16)[0]
+        if ref.smallest_gap(routing, cfg) > MIN_GAP_BF16 and (out["topk_idx"] == exact["topk_idx"]).all():
+            break
+    else:
+        raise RuntimeError("bf16: no seed gives a clear choice of experts")
+    print(f"bf16: seed {seed}, the reference is off by",
+          {key: f"{support.relative(out[key], exact[key]):.1e}" for key in out if key != "topk_idx"})
+    out.update({f"exact.{name}": value for name, value in exact.items() if name != "topk_idx"})
+    return support.safetensors_bytes({**arrays, **out}, metadata(cfg, batch, seq_len), bf16=arrays)
+
+
 def main():
     torch.set_num_threads(1)
     output = support.Output(HERE)
     for i, (name, case) in enumerate(CASES.items()):
         output.write(f"{name}.safetensors", make_case(name, *case, first_seed=1000 * (i + 1)))
+    output.write("bf16.safetensors", make_bf16_case(*BF16, first_seed=100000))
     output.exit()
 
 

@@ -72,7 +72,8 @@ def choose(scores, bias, cfg, frozen):
 def balance_losses(scores, idx, batch, cfg):
     """Counts carry no gradient; the loss reaches the gate through the mean scores alone."""
     tokens, experts = scores.shape
-    chosen = torch.zeros_like(scores).scatter_(1, idx, 1.0)  # 1 where token t goes to expert i
+    counts = torch.promote_types(scores.dtype, torch.float32)
+    chosen = torch.zeros_like(scores, dtype=counts).scatter_(1, idx, 1.0)  # 1 where token t goes to expert i
     f = chosen.mean(0) * experts / cfg.experts_per_token
     p = scores.mean(0)
     aux = {}
