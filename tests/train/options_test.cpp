@@ -34,7 +34,7 @@ TEST(TrainOptionsJson, OldFilesAreReadAndWrittenAlike) {
 TEST(TrainOptionsJson, RefusesWhatItDoesNotKnow) {
   const auto read = [](const char* text) { options_from_json(nlohmann::ordered_json::parse(text), "run.json"); };
   EXPECT_TRUE(testing::throws_error([&] { read(R"({"lr-schedule": "steep"})"); },
-                                    {"run.json", "lr-schedule is \"steep\"", "paper, cosine or constant"}));
+                                    {"run.json", "lr-schedule is 'steep'", "paper, cosine or constant"}));
   EXPECT_TRUE(testing::throws_error([&] { read(R"({"steps": "many"})"); }, {"run.json", "'steps' must be a whole number"}));
   // Nothing is rounded or converted, and a foreign text cannot make two lines of the message.
   EXPECT_TRUE(testing::throws_error([&] { read(R"({"steps": 1.5})"); }, {"run.json", "'steps'", "found 1.5"}));
