@@ -58,13 +58,15 @@ asan() {
   build asan -DDSMOE_WERROR=ON -DDSMOE_BUILD_BENCH=ON && tests asan asan
 }
 
-readonly FUZZ_SECONDS=5
+readonly FUZZ_SECONDS=${FUZZ_SECONDS:-3}  # of each target; tests/fuzz/README.md
 # fuzz_one PROGRAM: runs one libFuzzer target on its seeds and what earlier runs found.
 fuzz_one() {
-  local name=${1##*/} folder=build/asan/fuzz
+  local name=${1##*/} folder=build/asan/fuzz dict=()
   mkdir -p "$folder/$name"
-  if "$1" -max_total_time=$FUZZ_SECONDS -timeout=20 -print_final_stats=1 -artifact_prefix="$folder/" \
-    "$folder/$name" "tests/fuzz/corpus/${name%_fuzz}" >"$folder/$name.log" 2>&1; then
+  if [[ -f tests/fuzz/dict/${name%_fuzz}.dict ]]; then dict=(-dict="tests/fuzz/dict/${name%_fuzz}.dict"); fi
+  # rss: what a hostile file makes a reader allocate. The sanitizers alone take some hundred MB.
+  if "$1" -max_total_time=$FUZZ_SECONDS -timeout=20 -rss_limit_mb=2048 -max_len=1048576 -len_control=1000 "${dict[@]}" \
+    -print_final_stats=1 -artifact_prefix="$folder/" "$folder/$name" "tests/fuzz/corpus/${name%_fuzz}" >"$folder/$name.log" 2>&1; then
     echo "$name: $(sed -n 's/^stat::number_of_executed_units: *//p' "$folder/$name.log") inputs, no failure"
   else
     tail -n 40 "$folder/$name.log"

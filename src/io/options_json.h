@@ -4,7 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/json_read.h"
 #include "core/options.h"
+#include "core/printable.h"
 
 namespace dsmoe::io {
 
@@ -26,20 +28,17 @@ Options options_from_json(const nlohmann::ordered_json& object, const std::strin
   if (!object.is_object()) fail(ErrorCode::kFormat, "{}: the options are not a JSON object", where);
   Options options;
   Options::visit(options, [&]<class T>(T& value, const OptionInfo& option) {
-    if (!object.contains(option.name)) return;
-    try {
-      if constexpr (NamedEnum<T>) {
-        const auto name = object.at(option.name).template get<std::string>();
-        const std::optional<T> found = option_value<T>(name);
-        if (!found)
-          fail(ErrorCode::kFormat, "{}: the option {} is \"{}\"; expected {}", where, option.name, name,
-               list_of_choices(option_choices<T>()));
-        value = *found;
-      } else {
-        object.at(option.name).get_to(value);
-      }
-    } catch (const nlohmann::json::exception&) {
-      fail(ErrorCode::kFormat, "{}: the option {} has the wrong type", where, option.name);
+    const auto stored = object.find(option.name);
+    if (stored == object.end()) return;
+    if constexpr (NamedEnum<T>) {
+      const auto name = json_read::as<std::string>(*stored, option.name, where);
+      const std::optional<T> found = option_value<T>(name);
+      if (!found)
+        fail(ErrorCode::kFormat, "{}: the option {} is {}; expected {}", where, option.name, in_quotes(name),
+             list_of_choices(option_choices<T>()));
+      value = *found;
+    } else {
+      value = json_read::as<T>(*stored, option.name, where);
     }
   });
   return options;

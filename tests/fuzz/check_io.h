@@ -26,6 +26,17 @@ inline void must_be_one_line(const Error& e, ErrorCode code) {
   must(std::string_view(e.what()).size() < 4000, "a message without bound");
 }
 
+// Runs a reader: it has a result, or refuses with an Error of one line that is not our own bug.
+template <class Call>
+void result_or_one_line(Call&& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    must(e.code() != ErrorCode::kInternal, e.what());
+    must_be_one_line(e, e.code());
+  }
+}
+
 // Touches the first and the last byte, so that a sanitizer or the memory map sees a view that is too long.
 inline void check_tensor(const SafetensorsFile& file, const TensorInfo& info) {
   try {

@@ -91,8 +91,11 @@ TEST(Sampler, RefusesLogitsThatAreNotFinite) {
   greedy.temperature = 0;
   for (const SamplerOptions& o : {plain(), greedy})
     for (const float bad : {NAN, INFINITY, -INFINITY})
-      EXPECT_TRUE(testing::throws_error([&] { Sampler(o).sample(std::vector<float>{1, bad}, {}); },
-                                        {"token 1", "damaged"}, ErrorCode::kNumeric))
+      EXPECT_TRUE(testing::throws_error(
+          [&] {
+            Sampler(o).sample(std::vector<float>{1, bad}, {});
+          },
+          {"token 1", "damaged"}, ErrorCode::kNumeric))
           << bad;
 }
 

@@ -34,9 +34,13 @@ TEST(TrainOptionsJson, OldFilesAreReadAndWrittenAlike) {
 TEST(TrainOptionsJson, RefusesWhatItDoesNotKnow) {
   const auto read = [](const char* text) { options_from_json(nlohmann::ordered_json::parse(text), "run.json"); };
   EXPECT_TRUE(testing::throws_error([&] { read(R"({"lr-schedule": "steep"})"); },
-                                    {"run.json", "lr-schedule is \"steep\"", "paper, cosine or constant"}));
-  EXPECT_TRUE(testing::throws_error([&] { read(R"({"steps": "many"})"); }, {"run.json", "steps has the wrong type"}));
-  EXPECT_TRUE(testing::throws_error([&] { read(R"({"dtype": 3})"); }, {"run.json", "dtype has the wrong type"}));
+                                    {"run.json", "lr-schedule is 'steep'", "paper, cosine or constant"}));
+  EXPECT_TRUE(testing::throws_error([&] { read(R"({"steps": "many"})"); }, {"run.json", "'steps' must be a whole number"}));
+  // Nothing is rounded or converted, and a foreign text cannot make two lines of the message.
+  EXPECT_TRUE(testing::throws_error([&] { read(R"({"steps": 1.5})"); }, {"run.json", "'steps'", "found 1.5"}));
+  EXPECT_TRUE(testing::throws_error([&] { read(R"({"seed": -1})"); }, {"run.json", "'seed'", "at least 0"}));
+  EXPECT_TRUE(testing::throws_error([&] { read(R"({"dtype": "a\nb"})"); }, {"run.json", "dtype", "expected"}));
+  EXPECT_TRUE(testing::throws_error([&] { read(R"({"dtype": 3})"); }, {"run.json", "'dtype' must be a string"}));
   EXPECT_TRUE(testing::throws_error([&] { read("[]"); }, {"run.json", "not a JSON object"}));
   EXPECT_EQ(options_from_json(nlohmann::ordered_json::object(), "").steps, TrainOptions().steps) << "missing: the default";
 }
