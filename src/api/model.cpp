@@ -50,7 +50,7 @@ const fs::path& Model::path() const { return impl_->path; }
 void Model::save(const fs::path& folder) const {
   const ModelWeights& weights = impl_->transformer->weights();
   require(impl_->transformer->trainable(),
-          "the weights are quantized or of several dtypes; load the model with the dtype f32 or bf16");
+          "the weights are quantized, f16 or of several dtypes; load the model with the dtype f32 or bf16");
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) fail(ErrorCode::kIo, "cannot make the folder {}: {}", folder.string(), error.message());
