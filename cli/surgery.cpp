@@ -72,7 +72,7 @@ void run_prune(const PruneOptions& o) {
   for (const auto& layer : model.weights().layers)
     require(!layer.experts.mixed(), "{} has quantized or f16 experts; read it with --dtype f32 or bf16", o.model.path);
   const std::optional<Tokenizer>& tokenizer = loaded->tokenizer();
-  const DType cache = o.model.session.cache_dtype.value_or(model.dtype());
+  const DType cache = model.kv_dtype(o.model.session.kv_type);
 
   study::LabelledData data = o.data.open(config, tokenizer, o.model.session.context);
   Progress progress("prune", 0, "tokens");

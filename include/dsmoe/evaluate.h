@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "dsmoe/kv_type.h"
 #include "dsmoe/model.h"
 #include "dsmoe/options.h"
 #include "dsmoe/tensor.h"
@@ -31,7 +32,7 @@ struct EvaluateOptions {
   Index context = 0;
   Index limit = 0;
   Index score_from = 0;
-  std::optional<DType> cache_dtype;
+  std::optional<KvType> kv_type;
   int threads = 0;
 
   void validate() const;
@@ -46,7 +47,7 @@ struct EvaluateOptions {
     v(o.score_from,
       {"score-from", "Score only the tokens from this position of each sequence on (from 0); those before are context",
        at_least(0)});
-    v(o.cache_dtype, {"cache-dtype", "Dtype of the KV cache (auto: that of the weights)"});
+    v(o.kv_type, kKvTypeOption);
     v(o.threads, {"threads", "CPU threads (0: one per core)", at_least(0)});
   }
 };
