@@ -27,9 +27,10 @@ void run_ablations(const AblationFlags& o, const Model& model, const EvaluateOpt
   for (const auto& s : sequences) tokens += static_cast<std::int64_t>(s.size());
   Context ctx(options.threads, backend_for(model.device()));
   Progress progress("eval", tokens * static_cast<std::int64_t>(ablations.size()), "tokens");
+  const Transformer& transformer = *model.impl().transformer;
   const std::vector<study::AblationResult> results =
-      study::run_ablations(ctx, *model.impl().transformer, options.cache_dtype.value_or(model.dtype()), sequences,
-                           ablations, [&](std::int64_t done) { progress.update(done); });
+      study::run_ablations(ctx, transformer, transformer.kv_dtype(options.kv_type), sequences, ablations,
+                           [&](std::int64_t done) { progress.update(done); });
   progress.finish();
   if (!o.plot.empty()) {
     const std::string name = model.path().lexically_normal().filename().string();

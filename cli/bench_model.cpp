@@ -86,14 +86,14 @@ class Bench {
         model_(*loaded_->impl().transformer),
         work_(model_) {
     const double loaded = now_seconds();
-    infer::Session session(ctx_, model_, {.context = 1, .cache_dtype = o.model.session.cache_dtype});
+    infer::Session session(ctx_, model_, {.context = 1, .kv_type = o.model.session.kv_type});
     session.feed(random_ids(model_.config(), 1));
     load_seconds_ = loaded - began_;
     first_token_seconds_ = now_seconds() - began_;
   }
 
   void run() {
-    const std::optional<DType> cache = o_.model.session.cache_dtype;
+    const std::optional<KvType> cache = o_.model.session.kv_type;
     for (const Index n : o_.prompt) {
       if (n <= 0) continue;
       const std::vector<std::int32_t> ids = random_ids(model_.config(), n);
@@ -103,7 +103,7 @@ class Bench {
             return static_cast<double>(n) * peak_ / (work_.flops_per_token * static_cast<double>(n) + work_.head_flops);
           },
           [&] {
-            infer::Session session(ctx_, model_, {.context = n, .cache_dtype = cache});
+            infer::Session session(ctx_, model_, {.context = n, .kv_type = cache});
             const double began = now_seconds();
             session.feed(ids);
             return now_seconds() - began;
@@ -115,7 +115,7 @@ class Bench {
       measure(
           fmt::format("tg{}", n), n, [&] { return bandwidth_ / work_.bytes_per_token; },
           [&] {
-            infer::Session session(ctx_, model_, {.context = n, .cache_dtype = cache});
+            infer::Session session(ctx_, model_, {.context = n, .kv_type = cache});
             const double began = now_seconds();
             for (const std::int32_t id : ids) session.feed(std::span(&id, 1));
             return now_seconds() - began;
@@ -220,7 +220,7 @@ void add_bench_model(CLI::App& bench) {
   o.model.add(*command)->required(false);
   command->add_option("--preset", o.preset, "Random weights of a known architecture, made on the GPU, instead of a model");
   o.model.add_threads(*command);
-  add_flags(*command, o.model.session, {.only = {"cache-dtype"}});
+  add_flags(*command, o.model.session, {.only = {"kv-type"}});
   command->add_option("-p,--n-prompt", o.prompt, "Prompt lengths in tokens; comma-separated (0: none)")
       ->delimiter(',')
       ->capture_default_str();

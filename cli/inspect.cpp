@@ -60,7 +60,7 @@ study::Inspection look(const Options& o, study::ReportModel& about) {
   about.shared_experts = model.config().shared_experts();
   for (const Parameter& p : parameter_list(model.config())) about.parameters += p.shape.numel();
   study::LabelledData data = o.data.open(model.config(), loaded->tokenizer(), o.model.session.context);
-  options.cache_dtype = o.model.session.cache_dtype.value_or(model.dtype());
+  options.cache_dtype = model.kv_dtype(o.model.session.kv_type);
 
   std::shared_ptr<const Model> other;
   if (!o.against.empty()) {

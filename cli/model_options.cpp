@@ -22,7 +22,7 @@ CLI::Option* ModelFlags::add(CLI::App& command) {
 
 void ModelFlags::add_threads(CLI::App& command) { add_flags(command, session, {.only = {"threads"}}); }
 
-void ModelFlags::add_context(CLI::App& command) { add_flags(command, session, {.only = {"context", "cache-dtype"}}); }
+void ModelFlags::add_context(CLI::App& command) { add_flags(command, session, {.only = {"context", "kv-type"}}); }
 
 std::shared_ptr<Model> ModelFlags::open() const {
   ModelOptions options = load;

@@ -18,7 +18,7 @@ struct ModelFlags {
 
   CLI::Option* add(CLI::App& command);  // the model and how it is loaded
   void add_threads(CLI::App& command);
-  void add_context(CLI::App& command);  // context and dtype of the KV cache
+  void add_context(CLI::App& command);  // context and type of the KV cache
   std::shared_ptr<Model> open() const;  // behind a progress bar when that takes long
 };
 

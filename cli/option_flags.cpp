@@ -10,8 +10,11 @@ namespace {
 std::string flag_names(const char* name) {
   static const std::map<std::string, std::string> kShort = {{"context", "-c"}, {"model", "-m"}, {"n-predict", "-n"},
                                                             {"out", "-o"},     {"seed", "-s"},  {"threads", "-t"}};
-  const auto found = kShort.find(name);
-  return (found == kShort.end() ? "" : found->second + ",") + "--" + name;
+  // Names of earlier versions, for one version more.
+  static const std::map<std::string, std::string> kFormer = {{"kv-type", "--cache-dtype"}};
+  const auto found = kShort.find(name), former = kFormer.find(name);
+  return (found == kShort.end() ? "" : found->second + ",") + "--" + name +
+         (former == kFormer.end() ? "" : "," + former->second);
 }
 
 CLI::Validator in_range(const OptionRange& range) {

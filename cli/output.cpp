@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <functional>
+#include <set>
 #include <string>
 
 #include "core/fail.h"
@@ -53,7 +55,10 @@ void print_error(std::string_view message) { print_line("dsmoe: ", message); }
 void print_note(std::string_view message) { print_line("", message); }
 
 void log_to_stderr() {
-  set_log_sink([](std::string_view topic, std::string_view line) { put_error(fmt::format("[{}] {}\n", topic, line)); });
+  set_log_sink([said = std::set<std::string, std::less<>>()](std::string_view topic, std::string_view line) mutable {
+    if (topic != kNoteTopic) return put_error(fmt::format("[{}] {}\n", topic, line));
+    if (said.emplace(line).second) print_line("note: ", line);  // once, however often a file is read
+  });
 }
 
 }  // namespace dsmoe::cli

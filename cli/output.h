@@ -15,6 +15,6 @@ void flush_output();                                   // throws Error when some
 
 void print_error(std::string_view message);  // to standard error: one line, "dsmoe: ..."
 void print_note(std::string_view message);   // to standard error: one line beside the results
-void log_to_stderr();                        // DSMOE_LOG topics go to standard error
+void log_to_stderr();                        // notes, and DSMOE_LOG topics, go to standard error
 
 }  // namespace dsmoe::cli

@@ -73,9 +73,9 @@ void run_prune(const PruneOptions& o) {
           "{} experts per layer cannot be kept: the model has {}, and a token chooses {}", keep, config.routed_experts(),
           config.experts_per_token());
   for (const auto& layer : model.weights().layers)
-    require(!layer.experts.mixed(), "{} has quantized experts; read it with --dtype bf16", o.model.path);
+    require(!layer.experts.mixed(), "{} has quantized or f16 experts; read it with --dtype f32 or bf16", o.model.path);
   const std::optional<Tokenizer>& tokenizer = loaded->tokenizer();
-  const DType cache = o.model.session.cache_dtype.value_or(model.dtype());
+  const DType cache = model.kv_dtype(o.model.session.kv_type);
 
   study::LabelledData data = o.data.open(config, tokenizer, o.model.session.context);
   Progress progress("prune", 0, "tokens");

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "dsmoe/kv_type.h"
 #include "dsmoe/model.h"
 #include "dsmoe/options.h"
 #include "dsmoe/tensor.h"
@@ -32,7 +33,7 @@ struct EvaluateOptions {
   Index limit = 0;
   Index score_from = 0;
   bool parse_special = false;
-  std::optional<DType> cache_dtype;
+  std::optional<KvType> kv_type;
   int threads = 0;
 
   void validate() const;
@@ -49,7 +50,7 @@ struct EvaluateOptions {
        at_least(0)});
     v(o.parse_special,
       {"parse-special", "Turn names of special tokens in the text into these tokens (default: a corpus is plain text)"});
-    v(o.cache_dtype, {"cache-dtype", "Dtype of the KV cache (auto: that of the weights)"});
+    v(o.kv_type, kKvTypeOption);
     v(o.threads, {"threads", "CPU threads (0: one per core)", at_least(0)});
   }
 };

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dsmoe/kv_type.h"
 #include "dsmoe/options.h"
 #include "dsmoe/tensor.h"
 
@@ -39,7 +40,7 @@ struct SamplerOptions {
 
 struct SessionOptions {
   Index context = 0;
-  std::optional<DType> cache_dtype;
+  std::optional<KvType> kv_type;
   Index chunk = 512;
   int threads = 0;
 
@@ -48,7 +49,7 @@ struct SessionOptions {
   template <class Self, class Visitor>
   static void visit(Self& o, Visitor&& v) {
     v(o.context, {"context", "Context length in tokens (0: the model's max_position_embeddings)", at_least(0)});
-    v(o.cache_dtype, {"cache-dtype", "Dtype of the KV cache (auto: that of the weights)"});
+    v(o.kv_type, kKvTypeOption);
     v(o.chunk, {"ubatch-size", "Prompt tokens per forward pass; bounds the memory of activations", at_least(1)});
     v(o.threads, {"threads", "CPU threads (0: one per core)", at_least(0)});
   }

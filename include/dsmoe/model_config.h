@@ -29,7 +29,7 @@ struct ModelConfig {
   Index moe_layer_freq = 1;
   Index first_k_dense_replace = 0;
   bool norm_topk_prob = false;
-  std::string scoring_func = "softmax";
+  std::string scoring_func = "softmax";  // or "sigmoid"
   double aux_loss_alpha = 0.001;
   bool seq_aux = true;  // balance loss per sequence; false: over the batch
   std::string hidden_act = "silu";
@@ -53,8 +53,12 @@ struct ModelConfig {
   std::optional<Index> explicit_head_dim;  // "head_dim"; none: hidden_size / num_attention_heads
   bool mlp_bias = false;
   std::optional<DType> torch_dtype;  // "torch_dtype" or "dtype": what the weights are stored as
-  // "noaux_tc": a bias per expert (e_score_correction_bias) is added to the scores for choosing, as in DeepSeek-V3.
+  // How experts are chosen: "greedy", from all; "group_limited_greedy", from the topk_group groups of the n_group with the
+  // best expert (DeepSeek-V2); "noaux_tc", with a bias per expert (e_score_correction_bias) added to the scores for
+  // choosing, from the groups whose two best experts have the largest sum (DeepSeek-V3).
   std::string topk_method = "greedy";
+  std::optional<Index> n_group, topk_group;
+  double routed_scaling_factor = 1.0;  // of the chosen experts' weights, after norm_topk_prob
 
   // Ours, for training: written to the file when set.
   double device_aux_loss_alpha = 0;  // the paper's device-level loss
@@ -77,6 +81,7 @@ struct ModelConfig {
   Index shared_experts() const { return n_shared_experts.value_or(0); }
   Index routed_experts() const { return n_routed_experts.value_or(0); }
   bool selection_bias() const { return topk_method == "noaux_tc"; }
+  Index expert_groups() const { return n_group.value_or(1); }
   Index experts_per_token() const { return num_experts_per_tok.value_or(0); }
   // The modulo is on the layer's own index: moe_layer_freq 2 and first_k_dense_replace 1 give layers 2, 4, 6, ...
   bool is_moe_layer(Index layer) const {

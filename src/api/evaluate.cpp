@@ -107,7 +107,8 @@ Evaluation evaluate(const Model& model, std::span<const std::vector<std::int32_t
                     const EvaluateHooks& hooks) {
   o.validate();
   Context ctx(o.threads, backend_for(model.device()));
-  Evaluator evaluator(ctx, *model.impl().transformer, o.cache_dtype.value_or(model.dtype()));
+  const Transformer& transformer = *model.impl().transformer;
+  Evaluator evaluator(ctx, transformer, transformer.kv_dtype(o.kv_type));
   evaluator.set_first(o.score_from);
   Index tokens = 0;
   for (const std::vector<std::int32_t>& s : sequences) {

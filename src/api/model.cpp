@@ -97,7 +97,7 @@ void Model::save(const fs::path& folder) const {
   const ModelWeights& weights = impl_->transformer->weights();
   require(device() == Device::kCpu, "the model is on a GPU; load it with the device cpu to save it");
   require(impl_->transformer->trainable(),
-          "the weights are quantized or of several dtypes; load the model with the dtype f32 or bf16");
+          "the weights are quantized, f16 or of several dtypes; load the model with the dtype f32 or bf16");
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) fail(ErrorCode::kIo, "cannot make the folder {}: {}", folder.string(), error.message());

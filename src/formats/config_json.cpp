@@ -1,6 +1,7 @@
 // config.json: one list of fields, visited to read, to write and to compare.
 #include "formats/config_json.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -9,6 +10,9 @@
 
 #include "core/fail.h"
 #include "core/json_read.h"
+#include "core/log.h"
+#include "core/printable.h"
+#include "formats/config_fields.h"
 #include "model/families/family.h"
 
 namespace dsmoe {
@@ -56,6 +60,9 @@ void visit_fields(Config& c, Visit&& visit) {
   visit("mlp_bias", c.mlp_bias);
   visit("torch_dtype", c.torch_dtype);
   visit("topk_method", c.topk_method);
+  visit("n_group", c.n_group);
+  visit("topk_group", c.topk_group);
+  visit("routed_scaling_factor", c.routed_scaling_factor);
   visit("device_aux_loss_alpha", c.device_aux_loss_alpha);
   visit("aux_loss_devices", c.aux_loss_devices);
   visit("router_z_loss_alpha", c.router_z_loss_alpha);
@@ -127,12 +134,22 @@ class Reader {
   static void read(const char* name, const Json& v, RopeScaling& out) {
     out = {};
     if (v.is_null()) return;
-    if (!v.is_object() || v.size() != 2 || !v.contains("type") || !v.contains("factor"))
-      wrong_type(name, v, "null or an object with exactly \"type\" and \"factor\"");
-    if (v["type"] != "linear" && v["type"] != "dynamic")
+    if (!v.is_object() || (!v.contains("type") && !v.contains("rope_type")))
+      wrong_type(name, v, "null or an object with \"type\" (or \"rope_type\") and \"factor\"");
+    for (const auto& [key, value] : v.items())
+      if (key != "type" && key != "rope_type" && key != "factor" && key != "original_max_position_embeddings")
+        fail(ErrorCode::kUnsupported, "{} has {} {}, which is not supported", name, in_quotes(key),
+             json_read::shown(value));
+    const Json& type = v.contains("rope_type") ? v["rope_type"] : v["type"];
+    if (v.contains("type") && v["type"] != type)
+      fail(ErrorCode::kFormat, "{} has type {} and rope_type {}; remove one", name, json_read::shown(v["type"]),
+           json_read::shown(type));
+    if (type == "default") return;
+    if (type != "linear" && type != "dynamic")
       fail(ErrorCode::kUnsupported, "{} type is {}; \"linear\" and \"dynamic\" are supported", name,
-           json_read::shown(v["type"]));
-    out.type = v["type"] == "linear" ? RopeScalingType::kLinear : RopeScalingType::kDynamic;
+           json_read::shown(type));
+    if (!v.contains("factor")) wrong_type(name, v, "an object with \"factor\"");
+    out.type = type == "linear" ? RopeScalingType::kLinear : RopeScalingType::kDynamic;
     read("rope_scaling factor", v["factor"], out.factor);
   }
 
@@ -158,16 +175,67 @@ Json to_value(const RopeScaling& v) {
   return {{"type", v.type == RopeScalingType::kLinear ? "linear" : "dynamic"}, {"factor", v.factor}};
 }
 
+// Dynamic scaling is by max_position_embeddings, as in the reference; newer files may say another length beside it.
+void check_original_length(const char* name, const Json& scaling, const ModelConfig& c) {
+  const Json* const length = json_read::find(scaling, "original_max_position_embeddings");
+  if (c.rope_scaling.type == RopeScalingType::kDynamic && length && *length != c.max_position_embeddings)
+    fail(ErrorCode::kUnsupported,
+         "{} has original_max_position_embeddings {}; only max_position_embeddings {} is supported", name,
+         json_read::shown(*length), c.max_position_embeddings);
+}
+
+// What newer versions of transformers write instead of rope_theta and rope_scaling. Where a file has both, they must agree.
+void read_rope_parameters(const Json& object, ModelConfig& c) {
+  const Json* const found = json_read::find(object, "rope_parameters");
+  if (!found) return;
+  if (!found->is_object()) wrong_type("rope_parameters", *found, "null or an object");
+  Json scaling = *found;
+  ModelConfig said;
+  Reader{scaling}("rope_theta", said.rope_theta);
+  const bool theta = scaling.erase("rope_theta") > 0;
+  if (const Json* const part = json_read::find(scaling, "partial_rotary_factor"); part && *part != 1)
+    fail(ErrorCode::kUnsupported, "rope_parameters has partial_rotary_factor {}; only 1 is supported",
+         json_read::shown(*part));
+  scaling.erase("partial_rotary_factor");
+  if (!scaling.contains("type") && !scaling.contains("rope_type")) scaling["rope_type"] = "default";
+  Reader{Json{{"rope_parameters", scaling}}}("rope_parameters", said.rope_scaling);
+  const bool twice = theta && object.contains("rope_theta") && said.rope_theta != c.rope_theta;
+  if (twice || (json_read::find(object, "rope_scaling") && said.rope_scaling != c.rope_scaling))
+    fail(ErrorCode::kFormat, "rope_parameters and {} say different things; remove one of them",
+         twice ? "rope_theta" : "rope_scaling");
+  if (theta) c.rope_theta = said.rope_theta;
+  c.rope_scaling = said.rope_scaling;
+  check_original_length("rope_parameters", scaling, c);
+}
+
 ModelConfig from_object(const Json& object) {
   ModelConfig config;
   const Reader read(object);
   read("model_type", config.model_type);
   config.validate();  // another model's file must be refused as such, not for the first field that differs
   visit_fields(config, read);
-  // Where a file has the newer rope_parameters instead, the default rope_theta would be silently wrong.
-  if (object.contains("rope_parameters") && !object.contains("rope_theta"))
-    fail(ErrorCode::kUnsupported, "rope_parameters is not supported; write rope_theta and rope_scaling instead");
+  if (const Json* const scaling = json_read::find(object, "rope_scaling"))
+    check_original_length("rope_scaling", *scaling, config);
+  read_rope_parameters(object, config);
   return config;
+}
+
+// Names from a file, for one line.
+std::string listed(const std::vector<std::string>& names) {
+  constexpr std::size_t kMost = 20;
+  std::string out;
+  for (std::size_t i = 0; i < std::min(names.size(), kMost); ++i) {
+    if (i > 0) out += ", ";
+    out += in_quotes(names[i]);
+  }
+  return names.size() > kMost ? fmt::format("{} and {} more", out, names.size() - kMost) : out;
+}
+
+std::vector<std::string> known_fields() {
+  std::vector<std::string> names;
+  visit_fields(static_cast<const ModelConfig&>(ModelConfig()),
+               [&](const char* field, const auto&) { names.emplace_back(field); });
+  return names;
 }
 
 }  // namespace
@@ -177,6 +245,9 @@ ModelConfig ModelConfig::from_json(std::string_view text, const std::string& sou
   try {
     ModelConfig config = from_object(object);
     config.validate();
+    refuse_fields(object, config);
+    if (const std::vector<std::string> unknown = unknown_fields(object, known_fields()); !unknown.empty())
+      note("{}: unknown fields have no effect: {}", source, listed(unknown));
     config.source_json = text;
     return config;
   } catch (const Error& error) {
@@ -203,9 +274,13 @@ std::string ModelConfig::to_json() const {
   const ModelConfig before = fresh ? ModelConfig() : from_object(out);
   Json unchanged = Json::object();
   visit_fields(before, [&](const char* field, const auto& value) { unchanged[field] = to_value(value); });
+  // Changed rope settings are written in the fields that every version of transformers reads.
+  if (before.rope_theta != rope_theta || before.rope_scaling != rope_scaling)
+    if (out.erase("rope_parameters") > 0) unchanged.erase("rope_theta"), unchanged.erase("rope_scaling");
   // A new file has every field, except those of variants while they say nothing. A file that was read keeps its text
   // where the value is the same, so 10000 does not become 10000.0.
   static const std::set<std::string> kOnlyWhenSet = {"pad_token_id",     "head_dim",           "mlp_bias",
+                                                     "n_group",          "topk_group",         "routed_scaling_factor",
                                                      "torch_dtype",      "topk_method",        "device_aux_loss_alpha",
                                                      "aux_loss_devices", "router_z_loss_alpha"};
   visit_fields(*this, [&](const char* field, const auto& value) {

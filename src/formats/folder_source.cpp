@@ -59,24 +59,27 @@ class FolderSource final : public ModelSource {
   }
 
   DType compute_dtype() const override {
-    for (const std::string& name : checkpoint().names())
-      if (const io::TensorInfo& t = checkpoint().info(name); t.dims.size() == 2)
-        return t.dtype == "F32" ? DType::kF32 : DType::kBF16;
-    return DType::kF32;
+    check_names(checkpoint(), config());
+    return matrix_dtype(config()) == DType::kBF16 ? DType::kBF16 : DType::kF32;
   }
 
   ModelWeights load_weights(const ModelConfig& config, std::optional<DType> dtype,
                             const LoadOptions& options) const override {
-    const DType wanted = dtype ? *dtype : compute_dtype();
     io::Checkpoint from = checkpoint();  // shares the maps, until it is read into memory
     check_names(from, config);
+    const DType wanted = dtype ? *dtype : matrix_dtype(config);
     const std::vector<Parameter> parameters = parameter_list(config);
     // Not for weights that are converted: they get memory of their own.
     const bool as_stored = from.info(parameters.front().name).dtype == io::dtype_in_file(wanted);
     if (as_stored && read_into_memory(options.storage, from.total_bytes())) from.read_into_memory(options.progress);
 
     std::vector<Tensor> tensors;
-    for (const Parameter& p : parameters) tensors.push_back(read(from, p).to(dsmoe::stored_dtype(p, wanted)));
+    for (const Parameter& p : parameters) {
+      const Tensor t = read(from, p);
+      // Norms, biases and the router lose nothing either: as f32, unless the whole model is bf16.
+      const bool narrow = dtype || is_matrix(p) || (wanted == DType::kBF16 && t.dtype() == DType::kBF16);
+      tensors.push_back(t.to(narrow ? dsmoe::stored_dtype(p, wanted) : DType::kF32));
+    }
     auto check = check_of(from.maps(), tensors);
     ModelWeights weights = listed_weights(config, parameters, std::move(tensors));
     weights.check_files = std::move(check);
@@ -97,6 +100,18 @@ class FolderSource final : public ModelSource {
   }
 
  private:
+  // What the matrices are kept in so that no number changes: their own dtype, or f32 where they have several.
+  DType matrix_dtype(const ModelConfig& config) const {
+    std::optional<DType> all;
+    for (const Parameter& p : parameter_list(config)) {
+      if (!is_matrix(p)) continue;
+      const std::optional<DType> dtype = io::dtype_from_file(checkpoint().info(p.name).dtype);
+      if (all && all != dtype) return DType::kF32;
+      all = dtype;
+    }
+    return all.value_or(DType::kF32);
+  }
+
   std::vector<StoredTensor> stored_tensors() const override {
     std::vector<StoredTensor> all;
     for (const std::string& name : checkpoint().names()) {

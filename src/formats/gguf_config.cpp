@@ -6,6 +6,7 @@
 
 #include "core/fail.h"
 #include "core/printable.h"
+#include "formats/gguf_keys.h"
 #include "formats/gguf_names.h"
 
 namespace dsmoe {
@@ -57,15 +58,34 @@ void check_supported(const GgufMetadata& m) {
   if (m.integer("split.count", 1) > 1)
     fail(ErrorCode::kUnsupported, "{}: one of {} parts of a model; merge them into one file first", m.where(),
          m.integer("split.count"));
-  const double scale = m.number(key("expert_weights_scale"), 1);
-  if (scale != 0 && scale != 1)
-    fail(ErrorCode::kUnsupported, "{}: {} is {}; only 1 is supported", m.where(), key("expert_weights_scale"), scale);
-  if (m.boolean(key("expert_weights_norm"), false))
-    fail(ErrorCode::kUnsupported, "{}: {} is true; only false is supported", m.where(), key("expert_weights_norm"));
-  if (const auto gating = m.integer(key("expert_gating_func"), 1); gating != 1)
-    fail(ErrorCode::kUnsupported, "{}: {} is {}; only 1 (softmax) is supported", m.where(), key("expert_gating_func"),
-         gating);
 }
+
+// Every key that is read here, for check_gguf_keys().
+constexpr std::string_view kRead[] = {"block_count",
+                                      "context_length",
+                                      "embedding_length",
+                                      "feed_forward_length",
+                                      "vocab_size",
+                                      "attention.head_count",
+                                      "attention.head_count_kv",
+                                      "attention.key_length",
+                                      "attention.value_length",
+                                      "attention.layer_norm_rms_epsilon",
+                                      "rope.dimension_count",
+                                      "rope.freq_base",
+                                      "rope.scaling.type",
+                                      "rope.scaling.factor",
+                                      "rope.scale_linear",
+                                      "leading_dense_block_count",
+                                      "expert_count",
+                                      "expert_used_count",
+                                      "expert_shared_count",
+                                      "expert_feed_forward_length",
+                                      "expert_weights_scale",
+                                      "expert_weights_norm",
+                                      "expert_gating_func",
+                                      "expert_group_count",
+                                      "expert_group_used_count"};
 
 void read_sizes(const io::GgufFile& file, ModelConfig& c) {
   const GgufMetadata& m = file.metadata();
@@ -119,6 +139,32 @@ void read_experts(const io::GgufFile& file, ModelConfig& c) {
   c.moe_layer_freq = 1;
 }
 
+// How experts are scored, chosen and weighed. A key that is missing changes nothing.
+void read_gate(const io::GgufFile& file, ModelConfig& c) {
+  const GgufMetadata& m = file.metadata();
+  if (!c.n_routed_experts) return;
+  const std::string scale = key("expert_weights_scale"), gating = key("expert_gating_func");
+  if (const double value = decimal(m, scale, 0); value != 0)  // 0 is none
+    if (static_cast<float>(value) != static_cast<float>(c.routed_scaling_factor)) c.routed_scaling_factor = value;
+  c.norm_topk_prob = m.boolean(key("expert_weights_norm"), c.norm_topk_prob);
+  if (m.contains(gating)) {
+    const auto function = m.integer(gating);
+    if (function != 1 && function != 2)
+      fail(ErrorCode::kUnsupported, "{}: {} is {}; 1 (softmax) and 2 (sigmoid) are supported", m.where(), gating, function);
+    c.scoring_func = function == 1 ? "softmax" : "sigmoid";
+  }
+  const bool bias = file.contains(fmt::format("blk.{}.exp_probs_b.bias", c.first_k_dense_replace));
+  if (bias != c.selection_bias()) c.topk_method = bias ? "noaux_tc" : "greedy";
+  const Index groups = m.integer(key("expert_group_count"), c.expert_groups());
+  if (groups == c.expert_groups() && !m.contains(key("expert_group_used_count"))) return;
+  // Without a bias a group may be scored by its best expert or by its two best, and the file does not say which.
+  if (groups > 1 && !bias)
+    fail(ErrorCode::kUnsupported, "{}: {} is {}, but the file has no selection bias (exp_probs_b); groups need one",
+         m.where(), key("expert_group_count"), groups);
+  if (groups != c.expert_groups()) c.n_group = groups;
+  if (groups > 1) c.topk_group = m.integer(key("expert_group_used_count"));
+}
+
 void read_tokens(const GgufMetadata& m, ModelConfig& c) {
   if (m.contains("tokenizer.ggml.bos_token_id")) c.bos_token_id = m.integer("tokenizer.ggml.bos_token_id");
   if (m.contains("tokenizer.ggml.eos_token_id")) {
@@ -149,6 +195,9 @@ void check_gguf_carries(const ModelConfig& c) {
   if (c.moe_layers() > 0 && c.shared_experts() == 0) refuse("n_shared_experts", 0, "a MoE layer has shared experts there");
   if (c.moe_layers() > 0 && c.selection_bias())
     refuse("topk_method", c.topk_method, "experts are chosen without a bias there");
+  if (c.moe_layers() > 0 && c.scoring_func != "softmax")
+    refuse("scoring_func", c.scoring_func, "scores are a softmax there");
+  if (c.moe_layers() > 0 && c.expert_groups() > 1) refuse("n_group", c.expert_groups(), "experts have no groups there");
   if (c.attention_bias) refuse("attention_bias", true, "the output of attention has no bias there");
   if (c.rope_scaling.type == RopeScalingType::kDynamic)
     refuse("rope_scaling", "dynamic", "only linear scaling and none are known there");
@@ -184,7 +233,7 @@ io::GgufMetadata gguf_metadata(const ModelConfig& c, const std::string& name) {
   put("expert_used_count", moe ? c.experts_per_token() : 0);
   put("expert_shared_count", moe ? c.shared_experts() : 0);
   put("expert_feed_forward_length", moe ? c.moe_intermediate_size : 0);
-  real("expert_weights_scale", 1);
+  real("expert_weights_scale", c.routed_scaling_factor);
   m.set(kConfigJson, GgufValue::string(c.to_json()));
   return m;
 }
@@ -200,6 +249,7 @@ ModelConfig config_from_gguf(const io::GgufFile& file) {
     c = ModelConfig::from_json(m.text(kConfigJson), fmt::format("{}: {}", file.path(), kConfigJson));
   read_sizes(file, c);
   read_experts(file, c);
+  read_gate(file, c);
   read_tokens(m, c);
   // f32 is what the format has; where config.json says the same number with more digits, that is kept.
   const auto keep = [&](double& value, const char* name, double otherwise) {
@@ -220,6 +270,7 @@ ModelConfig config_from_gguf(const io::GgufFile& file) {
   } catch (const Error& error) {
     throw Error(error.code(), file.path() + ": " + error.what());
   }
+  check_gguf_keys(m, key(""), kRead, c);
   return c;
 }
 

@@ -32,8 +32,7 @@ class ModelSource {
   std::string chat_template() const;                       // of the tokenizer; "" for none
   virtual GenerationConfig generation() const = 0;         // defaults for sampling, tokens that end a text
 
-  // The dtype in which the model is best computed with. Of a folder its own if f32 or bf16, and bf16 for f16 (the same
-  // memory); of a GGUF file bf16 if all matrices are stored so, else f32.
+  // What the model is computed in, so that no weight changes: bf16 if all matrices are stored so, else f32.
   virtual DType compute_dtype() const = 0;
   // The dtype of the largest part of the matrices' bytes.
   DType stored_dtype() const;

@@ -16,7 +16,7 @@ double Evaluation::perplexity() const { return std::exp(mean()); }
 void Evaluator::add(std::span<const std::int32_t> sequence, const LogitSink& sink) {
   const auto length = static_cast<Index>(sequence.size());
   if (!pool_ || pool_->pages() < KvPool::pages_for(length)) pool_ = model_.make_kv_pool(length, cache_dtype_);
-  KvSequence cache(pool_);
+  KvSequence cache(pool_, length);  // the whole text is known
   PassHooks hooks = hooks_;
   hooks.overrides = overrides_ ? &*overrides_ : nullptr;
   for (Index t = 0; t < length; t += kChunk) {

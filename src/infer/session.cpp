@@ -30,7 +30,7 @@ Session::Session(Context& ctx, const Transformer& model, const SessionOptions& o
       model_(model),
       options_(options),
       context_(options.context > 0 ? options.context : model.config().max_position_embeddings),
-      sequence_(model.make_kv_pool(context_, options.cache_dtype.value_or(model.dtype()))) {}
+      sequence_(model.make_kv_pool(context_, model.kv_dtype(options.kv_type)), context_) {}
 
 Tensor Session::feed(std::span<const std::int32_t> ids) {
   const auto tokens = static_cast<Index>(ids.size());

@@ -64,7 +64,9 @@ Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeigh
     ops::apply_rope(ctx, qkv[0], pass.rope);
     ops::apply_rope(ctx, qkv[1], pass.rope);
   }
-  const Tensor q = ops::converted(ctx, qkv[0], k.dtype());  // attention is computed in the dtype of the cache
+  // Computed in bf16 where queries and cache both are; else in f32, with keys and values as they are stored.
+  const bool narrow = h.dtype() == DType::kBF16 && k.dtype() == DType::kBF16;
+  const Tensor q = ops::converted(ctx, qkv[0], narrow ? DType::kBF16 : DType::kF32);
   Tensor out = ctx.empty(q.dtype(), q.shape()), lse;
   if (saved) lse = ctx.empty(DType::kF32, {spec.heads, h.dim(0)});
   ops::attention(ctx, shape_of(spec), q, k, v, pass.slices, out, saved ? &lse : nullptr);

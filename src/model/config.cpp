@@ -66,6 +66,33 @@ void check_rope(const ModelConfig& c) {
           "rope_scaling \"dynamic\" needs a head_dim over 2, found {}", c.head_dim());
 }
 
+// Equal groups of experts, of which a token may choose from some (n_group, topk_group).
+void check_groups(const ModelConfig& c) {
+  require(std::isfinite(c.routed_scaling_factor) && c.routed_scaling_factor > 0,
+          "routed_scaling_factor is {}; it must be finite and positive, 1 leaves the weights as they are",
+          c.routed_scaling_factor);
+  require(c.scoring_func == "softmax" || c.router_z_loss_alpha == 0,
+          "router_z_loss_alpha is {}, but it is for scoring_func \"softmax\" only", c.router_z_loss_alpha);
+  const Index groups = c.expert_groups(), experts = c.routed_experts();
+  check_size("n_group", groups);
+  if (groups == 1) return;
+  require(c.topk_method != "greedy",
+          "n_group is {}, but topk_method \"greedy\" chooses from all experts; write n_group 1, or the topk_method "
+          "\"group_limited_greedy\" or \"noaux_tc\"",
+          groups);
+  require(experts % groups == 0, "n_group is {}, which does not divide n_routed_experts {} into equal groups", groups,
+          experts);
+  require(c.topk_group.has_value(), "topk_group is missing; with n_group {} it must be given", groups);
+  check_size("topk_group", *c.topk_group);
+  require(*c.topk_group <= groups, "topk_group is {}, more than n_group {}", *c.topk_group, groups);
+  require(*c.topk_group * (experts / groups) >= c.experts_per_token(),
+          "topk_group {} of n_group {} has {} experts, fewer than num_experts_per_tok {}", *c.topk_group, groups,
+          *c.topk_group * (experts / groups), c.experts_per_token());
+  require(!c.selection_bias() || experts / groups >= 2,
+          "n_group is {}, which leaves groups of {} expert, but topk_method \"noaux_tc\" takes the two best of each",
+          groups, experts / groups);
+}
+
 void check_moe(const ModelConfig& c) {
   check_size("moe_layer_freq", c.moe_layer_freq);
   check_size("first_k_dense_replace", c.first_k_dense_replace, 0);
@@ -95,6 +122,7 @@ void check_moe(const ModelConfig& c) {
   require(c.shared_experts() * c.moe_intermediate_size <= kMaxSize,
           "n_shared_experts {} times moe_intermediate_size {} is more than the largest supported width {}",
           c.shared_experts(), c.moe_intermediate_size, kMaxSize);
+  check_groups(c);
 }
 
 // Every factor is at most 2^31 here, and the bound on tensors comes first, so 128 bits hold all products.

@@ -12,7 +12,7 @@ bool DecodeGraphs::serve(const Context& ctx, const Transformer& model, const For
   if (ctx.backend() != Backend::kCuda || !batch.pool() || hooks.routing || hooks.layer || hooks.overrides) return false;
   for (std::size_t i = 0; i < batch.slices().size(); ++i) {
     const ops::Slice& s = batch.slices()[i];
-    if (s.rows != 1 || batch.logits(i) != 1 || model.rope().scaled_by(s.length())) return false;
+    if (s.rows != 1 || batch.logits(i) != 1 || model.rope().scaled_by(s.context)) return false;
   }
   return true;
 }

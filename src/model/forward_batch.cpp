@@ -17,7 +17,7 @@ void ForwardBatch::add(Context& ctx, KvSequence& sequence, std::span<const std::
           "a sequence cannot be in a batch twice");
   sequence.reserve(ctx, tokens);
   tiles_.push_back(sequence.tiles());
-  slices_.push_back({this->tokens(), tokens, sequence.length(), tiles_.back()});
+  slices_.push_back({this->tokens(), tokens, sequence.length(), tiles_.back(), sequence.context()});
   ids_.insert(ids_.end(), ids.begin(), ids.end());
   logits_.push_back(logits);
   sequences_.push_back(&sequence);
@@ -40,7 +40,7 @@ ForwardBatch ForwardBatch::training(std::span<const std::int32_t> ids, Index seq
   for (Index row = 0; row < tokens; row += sequence_length) {
     std::vector<Index>& tiles = batch.tiles_.emplace_back();
     for (Index t = 0; t < sequence_length; t += ops::kAttentionTile) tiles.push_back(row + t);
-    batch.slices_.push_back({row, sequence_length, 0, tiles});
+    batch.slices_.push_back({row, sequence_length, 0, tiles, sequence_length});
     batch.logits_.push_back(sequence_length);
   }
   return batch;

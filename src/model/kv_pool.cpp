@@ -1,5 +1,6 @@
 #include "model/kv_pool.h"
 
+#include <cstring>
 #include <utility>
 
 #include "core/fail.h"
@@ -54,19 +55,27 @@ void KvPool::copy(Context& ctx, Index from, Index to, Index tokens) {
   for (std::vector<Tensor>* tensors : {&k_, &v_}) {
     for (Tensor& x : *tensors) {
       Tensor rows = x.rows(b, b + tokens);
-      ops::convert(ctx, x.rows(a, a + tokens), rows);
+      if (is_quantized(dtype_)) {
+        std::memcpy(rows.raw_mutable(), x.rows(a, a + tokens).raw(), rows.bytes());
+      } else {
+        ops::convert(ctx, x.rows(a, a + tokens), rows);
+      }
     }
   }
 }
 
 KvSequence::KvSequence(KvSequence&& other) noexcept
-    : pool_(other.pool_), pages_(std::exchange(other.pages_, {})), length_(std::exchange(other.length_, 0)) {}
+    : pool_(other.pool_),
+      pages_(std::exchange(other.pages_, {})),
+      length_(std::exchange(other.length_, 0)),
+      context_(other.context_) {}
 
 KvSequence& KvSequence::operator=(KvSequence&& other) noexcept {
   if (this == &other) return *this;
   clear();
   pool_ = other.pool_;
   pages_ = std::exchange(other.pages_, {});
+  context_ = other.context_;
   length_ = std::exchange(other.length_, 0);
   return *this;
 }
@@ -128,7 +137,7 @@ void KvSequence::truncate(Index length) {
 
 KvSequence KvSequence::fork(Index length) const {
   require(length >= 0 && length <= length_, "cannot share the first {} tokens of {}", length, length_);
-  KvSequence other(pool_);
+  KvSequence other(pool_, context_);
   for (Index i = 0; i < KvPool::pages_for(length); ++i) {
     other.pages_.push_back(pages_[static_cast<std::size_t>(i)]);
     pool_->share(other.pages_.back());

@@ -58,13 +58,16 @@ class KvPool {
 // One sequence in a pool; gives its pages back when it goes.
 class KvSequence {
  public:
-  explicit KvSequence(std::shared_ptr<KvPool> pool) : pool_(std::move(pool)) {}
+  // `context`: the positions that the sequence is opened for. Dynamic rope turns by it, so it is fixed from the first token
+  // on; other models do not look at it. 0: as many as the model was trained for.
+  explicit KvSequence(std::shared_ptr<KvPool> pool, Index context = 0) : pool_(std::move(pool)), context_(context) {}
   ~KvSequence() { clear(); }
   KvSequence(KvSequence&& other) noexcept;
   KvSequence& operator=(KvSequence&& other) noexcept;
 
   KvPool& pool() const { return *pool_; }
   Index length() const { return length_; }  // tokens that are in it
+  Index context() const { return context_; }
   std::span<const Index> pages() const { return pages_; }
   std::vector<Index> tiles() const;  // the rows of the pool at which its pages begin
 
@@ -86,6 +89,7 @@ class KvSequence {
   std::shared_ptr<KvPool> pool_;
   std::vector<Index> pages_;
   Index length_ = 0;
+  Index context_ = 0;
 };
 
 }  // namespace dsmoe

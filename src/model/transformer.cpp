@@ -47,6 +47,7 @@ Transformer::Transformer(ModelConfig config, ModelWeights weights)
       spec_(std::make_unique<ModelSpec>(spec_of(*config_))),
       weights_(std::make_unique<ModelWeights>(std::move(weights))),
       dtype_(activation_dtype(*spec_, *weights_)),
+      kv_dtype_(has_quantized(*spec_, *weights_) ? DType::kBF16 : dtype_),
       trainable_(dsmoe::trainable(*spec_, *weights_)),
       rope_(spec_->rope.head_dim, spec_->rope.theta, spec_->rope.scaling, spec_->rope.max_positions) {
   for (std::size_t l = 0; l < spec_->layers.size(); ++l) {
@@ -58,6 +59,13 @@ Transformer::Transformer(ModelConfig config, ModelWeights weights)
 }
 
 std::shared_ptr<KvPool> Transformer::make_kv_pool(Index tokens, DType dtype) const {
+  require(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kQ8_0,
+          "the KV cache cannot be {}; choose f32, bf16 or q8_0", to_string(dtype));
+  require(spec_->rope.head_dim % block_of(dtype).numbers == 0,
+          "kv-type {} needs heads of a multiple of {} numbers, this model's have {}; use bf16", to_string(dtype),
+          block_of(dtype).numbers, spec_->rope.head_dim);
+  require(device() == Device::kCpu || dtype == dtype_, "on a GPU the KV cache of a {} model is {} too, not {}",
+          to_string(dtype_), to_string(dtype_), to_string(dtype));
   std::vector<KvLayout> layers;
   for (const LayerSpec& layer : spec_->layers) layers.push_back(kv_layout(layer));
   return std::make_shared<KvPool>(layers, KvPool::pages_for(tokens), dtype, device());

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "dsmoe/context.h"
+#include "dsmoe/kv_type.h"
 #include "dsmoe/model_config.h"
 #include "model/block.h"
 #include "model/forward_batch.h"
@@ -54,7 +55,11 @@ class Transformer {
   // Whether all matrices are f32, or all bf16: only such a model can be trained.
   bool trainable() const { return trainable_; }
 
-  // Pages for sequences of so many tokens in all (and to the end of the last page).
+  // What the KV cache is kept in unless the user says otherwise: bf16 for bf16 and for quantized weights, whose own
+  // rounding is far larger; else f32. docs/performance.md has the measurements.
+  DType kv_dtype(std::optional<KvType> wanted = {}) const { return wanted ? dtype_of(*wanted) : kv_dtype_; }
+  // Pages for sequences of so many tokens in all (and to the end of the last page). f32, bf16, or q8_0 for heads of whole
+  // blocks.
   std::shared_ptr<KvPool> make_kv_pool(Index tokens, DType dtype) const;
 
   // Runs a batch through the blocks and returns the residual stream after the last, f32 [T, D]. Sequences of a pool are
@@ -88,7 +93,7 @@ class Transformer {
   std::unique_ptr<ModelConfig> config_;
   std::unique_ptr<ModelSpec> spec_;
   std::unique_ptr<ModelWeights> weights_;
-  DType dtype_;
+  DType dtype_, kv_dtype_;
   bool trainable_;
   ops::Rope rope_;
   std::vector<Block> blocks_;

@@ -85,6 +85,12 @@ DType activation_dtype(const ModelSpec& spec, const ModelWeights& w) {
   return all_of(spec, w, DType::kBF16) ? DType::kBF16 : DType::kF32;
 }
 
+bool has_quantized(const ModelSpec& spec, const ModelWeights& w) {
+  for (const Parameter& p : registered_parameters(spec))
+    if (is_matrix(p) && is_quantized(w.view(p).tensor.dtype())) return true;
+  return false;
+}
+
 bool trainable(const ModelSpec& spec, const ModelWeights& w) {
   return all_of(spec, w, DType::kF32) || all_of(spec, w, DType::kBF16);
 }

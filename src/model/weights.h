@@ -52,6 +52,8 @@ using ModelGradients = ModelTensors;
 
 // What is computed in: bf16 when every matrix is, else f32; quantized and f16 matrices take f32 activations.
 DType activation_dtype(const ModelSpec& spec, const ModelWeights& weights);
+// Whether any matrix is in quantized blocks.
+bool has_quantized(const ModelSpec& spec, const ModelWeights& weights);
 // Whether all matrices are f32, or all bf16: only such a model can be trained.
 bool trainable(const ModelSpec& spec, const ModelWeights& weights);
 

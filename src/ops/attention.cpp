@@ -21,6 +21,19 @@ void check(const char* op, const char* name, const Tensor& x, DType dtype, Index
           to_string(x.dtype()), x.shape(), to_string(dtype), rows, columns);
 }
 
+// Keys and values: as the queries, or narrower under f32.
+void check_stored(const char* op, const AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v,
+                  Index capacity) {
+  const DType stored = k.dtype();
+  require(stored == q.dtype() || (q.dtype() == DType::kF32 && (stored == DType::kBF16 || stored == DType::kQ8_0)),
+          "[{}] keys are {} for {} queries; expected the same, or bf16 or q8_0 for f32", op, to_string(stored),
+          to_string(q.dtype()));
+  require(s.head_dim % block_of(stored).numbers == 0, "[{}] heads of {} are no whole blocks of {}", op, s.head_dim,
+          to_string(stored));
+  check(op, "k", k, stored, capacity, s.kv_heads * s.head_dim);
+  check(op, "v", v, stored, capacity, s.kv_heads * s.head_dim);
+}
+
 Index rows_of(const Tensor& x) { return x.rank() > 0 ? x.dim(0) : 0; }
 
 // Slices that follow one another over `tokens` rows, with tiles inside a cache of `capacity` rows.
@@ -82,8 +95,7 @@ void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const
   check_shape(kOp, shape);
   const Index tokens = rows_of(q), capacity = rows_of(k);
   check(kOp, "q", q, q.dtype(), tokens, shape.heads * shape.head_dim);
-  check(kOp, "k", k, q.dtype(), capacity, shape.kv_heads * shape.head_dim);
-  check(kOp, "v", v, q.dtype(), capacity, shape.kv_heads * shape.head_dim);
+  check_stored(kOp, shape, q, k, v, capacity);
   check(kOp, "out", out, q.dtype(), tokens, shape.heads * shape.head_dim);
   if (lse) check(kOp, "lse", *lse, DType::kF32, shape.heads, tokens);
   check_slices(kOp, slices, tokens, capacity);

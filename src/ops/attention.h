@@ -1,5 +1,6 @@
 // Causal attention over cached keys and values, for all sequences of a batch at once. T queries, H heads of which
-// H / KVH neighbours share one head of keys and values. All tensors have one dtype (f32 or bf16) unless said otherwise.
+// H / KVH neighbours share one head of keys and values. All tensors have one dtype (f32 or bf16) unless said otherwise;
+// with f32 queries a cache of keys and values may be stored as bf16 or q8_0, and is computed with as the f32 it stands for.
 //
 // No T x T matrix per head: keys are taken in tiles at fixed positions, the softmax of each tile is computed on
 // its own and the tiles are put together in order. So a query's bits depend on its own keys and values alone: they
@@ -22,7 +23,7 @@ struct AttentionShape {
   float scale = 1.0f;  // of the scores before the softmax, over 0: 1 / sqrt(head_dim)
 };
 
-// Writes the rows of a batch, [T, N] f32 or bf16, to the places of their positions in `cache` (another f32 or bf16
+// Writes the rows of a batch, [T, N] f32 or bf16, to the places of their positions in `cache` (another f32, bf16 or q8_0
 // [tokens, N]): position p of a slice goes to row tiles[p / kAttentionTile] + p % kAttentionTile.
 void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache);
 

@@ -27,14 +27,14 @@ std::vector<float> Rope::frequencies_of(double theta) const {
   return out;
 }
 
-std::vector<float> Rope::frequencies(Index length) const {
-  if (!scaled_by(length)) return frequencies_;
+std::vector<float> Rope::frequencies(Index context) const {
+  if (!scaled_by(context)) return frequencies_;
   require(max_position_embeddings_ > 0 && head_dim_ > 2,
           "[rope] dynamic scaling needs head_dim over 2 and max_position_embeddings over 0, got {} and {}", head_dim_,
           max_position_embeddings_);
   const auto dim = static_cast<double>(head_dim_);
-  const double stretch =
-      scaling_.factor * static_cast<double>(length) / static_cast<double>(max_position_embeddings_) - (scaling_.factor - 1);
+  const double stretch = scaling_.factor * static_cast<double>(context) / static_cast<double>(max_position_embeddings_) -
+                         (scaling_.factor - 1);
   return frequencies_of(theta_ * std::pow(stretch, dim / (dim - 2)));
 }
 
@@ -53,6 +53,9 @@ RopeAngles rope_angles(Context& ctx, const Rope& rope, const Slices& slices) {
     require(s.first_row == rows && s.rows >= 0 && s.first_position >= 0,
             "[rope] a slice of {} rows at position {} begins at row {}, expected row {}", s.rows, s.first_position,
             s.first_row, rows);
+    require(!rope.scaled_by(s.length()) || s.length() <= s.context,
+            "[rope] {} tokens of a sequence that was opened for {}; the angles of dynamic scaling depend on that number",
+            s.length(), s.context);
     rows += s.rows;
   }
   const Shape shape{rows, rope.head_dim() / 2};

@@ -13,17 +13,17 @@
 namespace dsmoe::ops {
 
 // How a model turns. Linear scaling divides positions by the factor. Dynamic scaling stretches theta for a sequence that
-// is longer than max_position_embeddings, by its length.
+// is opened for more than max_position_embeddings positions, by their number (docs/design/dynamic-rope.md).
 class Rope {
  public:
   Rope(Index head_dim, double theta, const RopeScaling& scaling, Index max_position_embeddings);
 
   Index head_dim() const { return head_dim_; }
-  bool scaled_by(Index length) const {  // whether the frequencies depend on this length (dynamic scaling)
-    return scaling_.type == RopeScalingType::kDynamic && length > max_position_embeddings_;
+  bool scaled_by(Index context) const {  // whether the frequencies depend on this context (dynamic scaling)
+    return scaling_.type == RopeScalingType::kDynamic && context > max_position_embeddings_;
   }
-  std::vector<float> frequencies(Index length) const;  // [head_dim / 2]
-  float divisor() const {                              // of positions
+  std::vector<float> frequencies(Index context) const;  // [head_dim / 2], of a sequence opened for so many positions
+  float divisor() const {                               // of positions
     return scaling_.type == RopeScalingType::kLinear ? static_cast<float>(scaling_.factor) : 1.0f;
   }
   // The cosines and sines of one position, [head_dim / 2] each.
@@ -46,9 +46,9 @@ struct RopeAngles {
   Index head_dim() const { return 2 * cos.dim(1); }
 };
 
-// For the rows of a batch. A slice's frequencies are those of its sequence's length after these rows. So with dynamic
-// scaling, past max_position_embeddings, a later pass turns by other frequencies than an earlier one, and keys that are in
-// the cache keep the angles that they were stored with.
+// For the rows of a batch. A slice's frequencies are those of its context, so all passes over a sequence turn alike,
+// however it is cut into passes. With dynamic scaling, positions past both max_position_embeddings and the context are an
+// Error.
 RopeAngles rope_angles(Context& ctx, const Rope& rope, const Slices& slices);
 
 // Turns x [T, H, head_dim] (or [T, H * head_dim]; f32 or bf16) in place, row t by row t of the angles.

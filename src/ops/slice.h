@@ -27,6 +27,9 @@ struct Slice {
   // For attention: tile i of the sequence's keys and values begins at row tiles[i] of k and v. Pages of a pool, or, for
   // sequences from position 0 whose keys are in the batch itself, first_row + i * kAttentionTile.
   std::span<const Index> tiles = {};
+  // For dynamic rope: the number of positions that the sequence was opened for, the same in all its passes. 0: as many as
+  // the model was trained for.
+  Index context = 0;
 
   Index length() const { return first_position + rows; }  // of the sequence, with these rows
   static constexpr Index tiles_of(Index length) { return (length + kAttentionTile - 1) / kAttentionTile; }

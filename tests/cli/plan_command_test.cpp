@@ -16,6 +16,17 @@ TEST(PlanCommand, PrintsTheReleasedModel) {
     EXPECT_TRUE(r.out_has(number)) << number << " in\n" << r.out;
 }
 
+TEST(PlanCommand, NotesFieldsThatHaveNoEffect) {
+  const TempFolder folder;
+  std::ofstream(folder / "config.json") << R"({"model_type": "deepseek", "hidden_sise": 64, "transformers_version": "5"})";
+  const ProgramResult r = run_program({"plan", "--config", (folder / "config.json").string(), "--json"});
+  EXPECT_EQ(r.status, 0) << r.err;
+  EXPECT_NO_THROW(r.json()) << "standard output is the answer alone";
+  EXPECT_EQ(r.err.rfind("note: ", 0), 0u) << r.err;
+  EXPECT_TRUE(r.err_has("unknown fields have no effect: 'hidden_sise'\n")) << r.err;
+  EXPECT_EQ(r.err.find("note", 1), std::string::npos) << "once: " << r.err;
+}
+
 TEST(PlanCommand, PrintsJson) {
   const ProgramResult r = run_program({"plan", "--preset", "deepseek-moe-16b", "--json"});
   ASSERT_EQ(r.status, 0) << r.err;

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "core/log.h"
 #include "dsmoe/model_config.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"
@@ -167,14 +168,120 @@ TEST(ConfigJson, RefusesWrongTypesByName) {
 
 TEST(ConfigJson, RefusesValuesByName) {
   EXPECT_TRUE(refused(R"({"rope_scaling": {"type": "yarn", "factor": 4}})", {"rope_scaling type", "yarn", "linear"}));
-  EXPECT_TRUE(refused(R"({"rope_scaling": {"rope_type": "linear", "factor": 4}})", {"rope_scaling", "\"type\""}));
+  EXPECT_TRUE(refused(R"({"rope_scaling": {"factor": 4}})", {"rope_scaling", "\"type\""}));
+  EXPECT_TRUE(refused(R"({"rope_scaling": {"type": "linear"}})", {"rope_scaling", "\"factor\""}));
+  EXPECT_TRUE(refused(R"({"rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 4}})", {"remove one"}));
+  EXPECT_TRUE(refused(R"({"rope_scaling": {"type": "dynamic", "alpha": 1000, "factor": 2}})", {"'alpha' 1000"}));
+  EXPECT_TRUE(refused(R"({"rope_scaling": {"type": "dynamic", "factor": 2, "original_max_position_embeddings": 77}})",
+                      {"original_max_position_embeddings 77", "2048"}));
   EXPECT_TRUE(refused(R"({"rope_scaling": {"type": "linear", "factor": 1}})", {"rope_scaling factor is 1"}));
   EXPECT_TRUE(refused(R"({"rope_scaling": {"type": "linear", "factor": "4"}})", {"rope_scaling factor is \"4\""}));
-  EXPECT_TRUE(refused(R"({"rope_parameters": {"rope_theta": 5}})", {"rope_parameters", "rope_theta"}));
+  EXPECT_TRUE(refused(R"({"rope_parameters": 5})", {"rope_parameters is 5"}));
+  EXPECT_TRUE(refused(R"({"rope_parameters": {"rope_type": "yarn", "factor": 4}})", {"rope_parameters type", "yarn"}));
+  EXPECT_TRUE(refused(R"({"rope_parameters": {"partial_rotary_factor": 0.5}})", {"partial_rotary_factor 0.5"}));
+  EXPECT_TRUE(refused(R"({"rope_theta": 10000, "rope_parameters": {"rope_theta": 5}})", {"rope_theta", "remove one"}));
+  EXPECT_TRUE(refused(
+      R"({"rope_scaling": {"type": "linear", "factor": 4}, "rope_parameters": {"rope_type": "linear", "factor": 2}})",
+      {"rope_scaling", "remove one"}));
   EXPECT_TRUE(refused(R"({"num_attention_heads": 33})", {"x/config.json: num_attention_heads is 33"}));
   EXPECT_TRUE(refused(R"({"num_attention_heads": 16})", {"num_key_value_heads is 32", "null"}));
   EXPECT_TRUE(refused(R"({"model_type": "llama", "rope_scaling": {"type": "x"}, "hidden_size": "?"})",
                       {"model_type is \"llama\"", "\"deepseek\" is supported"}));
+}
+
+TEST(ConfigJson, ReadsRopeAsNewerFilesHaveIt) {
+  const char* const text = R"({"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500000.0}})";
+  ModelConfig c = ModelConfig::from_json(text, "new");
+  EXPECT_EQ(c.rope_theta, 500000);
+  EXPECT_EQ(c.rope_scaling, (RopeScaling{RopeScalingType::kLinear, 4}));
+  EXPECT_EQ(Json::parse(c.to_json()), Json::parse(text)) << "nothing changed";
+  c.rope_theta = 10000;  // the default of ModelConfig, but not what the file said
+  const Json saved = Json::parse(c.to_json());
+  EXPECT_FALSE(saved.contains("rope_parameters")) << "it says something else now";
+  EXPECT_EQ(saved["rope_theta"], 10000);
+  EXPECT_EQ(saved["rope_scaling"]["factor"], 4);
+  const ModelConfig plain =
+      ModelConfig::from_json(R"({"rope_parameters": {"rope_type": "default"}, "rope_theta": 5})", "x");
+  EXPECT_EQ(plain.rope_theta, 5);
+  EXPECT_EQ(plain.rope_scaling, RopeScaling());
+  const ModelConfig both = ModelConfig::from_json(
+      R"({"rope_scaling": {"type": "dynamic", "rope_type": "dynamic", "factor": 2, "original_max_position_embeddings": 2048}})",
+      "x");
+  EXPECT_EQ(both.rope_scaling, (RopeScaling{RopeScalingType::kDynamic, 2}));
+}
+
+TEST(ConfigJson, ReadsHowExpertsAreChosen) {
+  const char* const text =
+      R"({"n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 8, "scoring_func": "sigmoid",
+          "topk_method": "noaux_tc", "n_group": 4, "topk_group": 2, "norm_topk_prob": true, "routed_scaling_factor": 2.5})";
+  ModelConfig c = ModelConfig::from_json(text, "v3");
+  MoeConfig m = c.moe(0);
+  EXPECT_EQ(m.score, ScoreFunction::kSigmoid);
+  EXPECT_TRUE(m.selection_bias && m.norm_topk_prob);
+  EXPECT_EQ(m.groups, 4);
+  EXPECT_EQ(m.groups_per_token, 2);
+  EXPECT_EQ(m.group_score, GroupScore::kTop2Sum);
+  EXPECT_EQ(m.routed_scaling_factor, 2.5f);
+  EXPECT_EQ(Json::parse(c.to_json()), Json::parse(text));
+  c.source_json.clear();
+  EXPECT_EQ(ModelConfig::from_json(c.to_json(), "again").moe(0).groups_per_token, 2) << "a new file has them as well";
+  c.topk_method = "group_limited_greedy", c.scoring_func = "softmax";
+  m = c.moe(0);
+  EXPECT_EQ(m.group_score, GroupScore::kMax);
+  EXPECT_FALSE(m.selection_bias);
+  c = ModelConfig::from_json(R"({"n_group": 1, "topk_group": 1, "topk_method": "greedy"})", "v2-lite");
+  EXPECT_EQ(c.expert_groups(), 1);
+}
+
+TEST(ConfigJson, RefusesFieldsThatChangeTheModel) {
+  const std::pair<const char*, const char*> refusals[] = {
+      {"quantization_config", R"({"quant_method": "fp8"})"},
+      {"sliding_window", "4096"},
+      {"layer_types", R"(["sliding_attention"])"},
+      {"kv_lora_rank", "512"},
+      {"partial_rotary_factor", "0.5"},
+      {"rotary_dim", "64"},
+      {"use_qk_norm", "true"},
+      {"clip_qkv", "8.0"},
+      {"attention_multiplier", "0.5"},
+      {"final_logit_softcapping", "30.0"},
+      {"embedding_multiplier", "12"},
+      {"num_experts", "8"},
+      {"moe_k", "2"},
+      {"shared_expert_intermediate_size", "512"},
+      {"score_function", R"("sigmoid")"},
+      {"mlp_only_layers", "[1]"},
+      {"decoder_sparse_step", "2"},
+      {"add_cross_attention", "true"},
+  };
+  for (const auto& [field, value] : refusals) {
+    const std::string text = fmt::format(R"({{"{}": {}}})", field, value);
+    EXPECT_TRUE(testing::throws_error([&] { ModelConfig::from_json(text, "x/config.json"); },
+                                      {"x/config.json: ", field, " is "}, ErrorCode::kUnsupported));
+    EXPECT_NO_THROW(ModelConfig::from_json(fmt::format(R"({{"{}": null}})", field), "x"));
+  }
+  // What says nothing new passes.
+  EXPECT_NO_THROW(ModelConfig::from_json(
+      R"({"sliding_window": 4096, "use_sliding_window": false, "layer_types": ["full_attention"], "rotary_dim": 128,
+          "partial_rotary_factor": 1.0, "use_qk_norm": false, "num_experts": 0, "score_function": "softmax",
+          "mlp_only_layers": [], "final_logit_softcapping": 0, "embedding_multiplier": 1, "decoder_sparse_step": 1})",
+      "x"));
+}
+
+// What is neither known nor refused is said once per reading, with the file; what Hugging Face writes everywhere is not.
+TEST(ConfigJson, NotesUnknownFields) {
+  std::vector<std::string> notes;
+  set_log_sink([&](std::string_view topic, std::string_view line) {
+    if (topic == kNoteTopic) notes.emplace_back(line);
+  });
+  ModelConfig::from_json(k16B, "16B");
+  EXPECT_TRUE(notes.empty()) << notes.front();
+  const ModelConfig c = ModelConfig::from_json(
+      R"({"num_nextn_predict_layers": 1, "ep_size": 1, "_x": 2, "hidden_sise": 4096, "max_length": 20})", "x/config.json");
+  c.to_json();
+  set_log_sink({});
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_EQ(notes[0], "x/config.json: unknown fields have no effect: 'num_nextn_predict_layers', 'hidden_sise'");
 }
 
 TEST(ConfigJson, RefusesWhatIsNotJson) {
@@ -218,7 +325,7 @@ TEST(ConfigJson, TrainingFieldsAreWrittenWhenSet) {
   EXPECT_EQ(moe.devices, 5);
   EXPECT_FLOAT_EQ(moe.device_balance_alpha, 0.05f);
   EXPECT_FLOAT_EQ(moe.router_z_alpha, 0.001f);
-  EXPECT_TRUE(refused(R"({"topk_method": "group_limited_greedy"})", {"topk_method", "noaux_tc"}));
+  EXPECT_TRUE(refused(R"({"topk_method": "best"})", {"topk_method", "noaux_tc"}));
   EXPECT_TRUE(
       refused(R"({"n_routed_experts": 8, "num_experts_per_tok": 2, "aux_loss_devices": 3})", {"aux_loss_devices is 3"}));
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/log.h"
 #include "formats/folder_export.h"
 #include "formats/gguf_config.h"
 #include "formats/gguf_export.h"
@@ -136,6 +137,57 @@ TEST_F(GgufModel, KeysWinOverTheTextOfConfigJson) {
   EXPECT_EQ(c.initializer_range, 0.1) << "the rest is kept";
 }
 
+// Keys of the gate are read, whoever wrote them, and reach a folder's config.json.
+TEST_F(GgufModel, KeysOfTheGateAreRead) {
+  const auto path = edited(write(small()), [](GgufMetadata& m) {
+    m.remove("dsmoe.config_json");
+    m.set("deepseek.expert_weights_scale", GgufValue::f32(2.446f));
+    m.set("deepseek.expert_weights_norm", GgufValue::boolean(true));
+    m.set("deepseek.expert_gating_func", GgufValue::u32(2));
+  });
+  const ModelConfig c = ModelConfig::load(path);
+  EXPECT_EQ(c.routed_scaling_factor, 2.446);
+  EXPECT_TRUE(c.norm_topk_prob);
+  EXPECT_EQ(c.scoring_func, "sigmoid");
+  const auto folder = dir_ / "folder";
+  save_model(folder, *ModelSource::open(path), DType::kF32, 1 << 30);
+  const MoeConfig moe = ModelConfig::load(folder).moe(1);
+  EXPECT_EQ(moe.score, ScoreFunction::kSigmoid);
+  EXPECT_TRUE(moe.norm_topk_prob);
+  EXPECT_EQ(moe.routed_scaling_factor, 2.446f);
+  Context ctx(1);
+  const std::vector<std::int32_t> ids = {1, 2, 3, 4};
+  EXPECT_TRUE(test::same_bits(test::logits_of(ctx, load_model(path), ids), test::logits_of(ctx, load_model(folder), ids)));
+  const auto zero = edited(path, [](GgufMetadata& m) { m.set("deepseek.expert_weights_scale", GgufValue::f32(0)); });
+  EXPECT_EQ(ModelConfig::load(zero).routed_scaling_factor, 1) << "0 is none";
+}
+
+TEST_F(GgufModel, RoundTripsKeepWhatTheFormatCarries) {
+  ModelConfig c = small();
+  c.routed_scaling_factor = 2.5, c.n_group = 1, c.topk_group = 1;
+  c.rope_scaling = {RopeScalingType::kLinear, 4};
+  const auto path = write(c);
+  const ModelConfig read = ModelConfig::load(path);
+  EXPECT_EQ(read.routed_scaling_factor, 2.5);
+  EXPECT_EQ(read.n_group, 1);
+  const auto bare = edited(path, [](GgufMetadata& m) { m.remove("dsmoe.config_json"); });
+  EXPECT_EQ(ModelConfig::load(bare).routed_scaling_factor, 2.5) << "llama.cpp reads the key";
+  EXPECT_EQ(ModelConfig::load(bare).rope_scaling, c.rope_scaling);
+}
+
+TEST_F(GgufModel, UnknownKeysAreNoted) {
+  const auto path = edited(write(small()), [](GgufMetadata& m) {
+    m.set("deepseek.wonderful", GgufValue::u32(1));
+    m.set("general.wonderful", GgufValue::u32(1));
+  });
+  std::vector<std::string> notes;
+  set_log_sink([&](std::string_view, std::string_view line) { notes.emplace_back(line); });
+  ModelConfig::load(path);
+  set_log_sink({});
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_NE(notes[0].find("unknown keys have no effect: 'deepseek.wonderful'"), std::string::npos) << notes[0];
+}
+
 TEST_F(GgufModel, WhatTheArchitectureCannotCarryIsRefused) {
   const auto refused = [&](std::initializer_list<std::string_view> parts, auto change) {
     ModelConfig c = small();
@@ -150,6 +202,11 @@ TEST_F(GgufModel, WhatTheArchitectureCannotCarryIsRefused) {
   refused({"n_shared_experts"}, [](ModelConfig& c) { c.n_shared_experts.reset(); });
   refused({"attention_bias"}, [](ModelConfig& c) { c.attention_bias = true; });
   refused({"topk_method", "noaux_tc"}, [](ModelConfig& c) { c.topk_method = "noaux_tc"; });
+  refused({"scoring_func is sigmoid"}, [](ModelConfig& c) { c.scoring_func = "sigmoid"; });
+  refused({"n_group is 2"}, [](ModelConfig& c) {
+    c.topk_method = "group_limited_greedy", c.n_group = 2, c.topk_group = 1;
+    c.n_routed_experts = 8;
+  });
   refused({"rope_scaling is dynamic"}, [](ModelConfig& c) { c.rope_scaling = {RopeScalingType::kDynamic, 2}; });
   refused({"head_dim is 32"}, [](ModelConfig& c) { c.explicit_head_dim = 32; });
   EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));
@@ -167,9 +224,16 @@ TEST_F(GgufModel, FilesOfOthersAreRefusedByTheirKey) {
   };
   constexpr ErrorCode kNo = ErrorCode::kUnsupported;
   refused(kNo, {"'llama'", "deepseek"}, "general.architecture", GgufValue::string("llama"));
-  refused(kNo, {"expert_weights_scale is 2.5"}, "deepseek.expert_weights_scale", GgufValue::f32(2.5f));
-  refused(kNo, {"expert_weights_norm"}, "deepseek.expert_weights_norm", GgufValue::boolean(true));
-  refused(kNo, {"expert_gating_func is 2"}, "deepseek.expert_gating_func", GgufValue::u32(2));
+  refused(kNo, {"expert_gating_func is 3", "sigmoid"}, "deepseek.expert_gating_func", GgufValue::u32(3));
+  refused(kNo, {"expert_group_count is 2", "exp_probs_b"}, "deepseek.expert_group_count", GgufValue::u32(2));
+  refused(kNo, {"attention.sliding_window is 512"}, "deepseek.attention.sliding_window", GgufValue::u32(512));
+  refused(kNo, {"attention.causal is 0"}, "deepseek.attention.causal", GgufValue::boolean(false));
+  refused(kNo, {"attention.scale is 0.5"}, "deepseek.attention.scale", GgufValue::f32(0.5f));
+  refused(kNo, {"final_logit_softcapping is 30"}, "deepseek.final_logit_softcapping", GgufValue::f32(30));
+  refused(kNo, {"rope.scaling.attn_factor is 2"}, "deepseek.rope.scaling.attn_factor", GgufValue::f32(2));
+  refused(kNo, {"nextn_predict_layers is 1"}, "deepseek.nextn_predict_layers", GgufValue::u32(1));
+  refused(kNo, {"sliding_window", "a list"}, "deepseek.attention.sliding_window",
+          GgufValue::i32s(std::vector<std::int32_t>{0, 512}));
   refused(kNo, {"3 parts", "merge"}, "split.count", GgufValue::u32(3));
   refused(kNo, {"rope.dimension_count is 8"}, "deepseek.rope.dimension_count", GgufValue::u32(8));
   refused(kNo, {"head_count", "differs"}, "deepseek.attention.head_count",

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <functional>
 
 #include "formats/folder_export.h"
 #include "formats/gguf_export.h"
@@ -12,7 +13,9 @@
 #include "io/gguf_writer.h"
 #include "io/io_test_support.h"
 #include "io/safetensors_writer.h"
+#include "io/sharded_writer.h"
 #include "support/expect_error.h"
+#include "support/run_model.h"
 #include "support/tolerance.h"
 
 namespace dsmoe {
@@ -112,6 +115,57 @@ TEST_F(Sources, QuantizedFilesSayWhatTheyHold) {
   EXPECT_EQ(file->compute_dtype(), DType::kF32);
   EXPECT_EQ(file->load_weights(file->config(), {}, {}).head.dtype(), DType::kQ8_0);
   EXPECT_EQ(file->load_weights(file->config(), DType::kBF16, {}).head.dtype(), DType::kBF16);
+}
+
+// f16 has three bits more than bf16, so computing in bf16 would change the weights.
+TEST_F(Sources, AnF16FolderIsComputedWithItsOwnNumbers) {
+  const fs::path f16 = dir_ / "f16";
+  save_model(f16, *ModelSource::open(write_folder(small())), DType::kF16, 1 << 30);
+  const auto folder = ModelSource::open(f16);
+  EXPECT_EQ(folder->compute_dtype(), DType::kF32);
+  EXPECT_EQ(folder->stored_dtype(), DType::kF16);
+  const Transformer from_folder = load_model(f16), from_file = load_model(write_file(*folder, "f16"));
+  const Transformer widened = load_model(f16, DType::kF32), narrowed = load_model(f16, DType::kBF16);
+  EXPECT_EQ(from_folder.dtype(), DType::kF32);
+  EXPECT_EQ(from_folder.weights().head.dtype(), DType::kF16) << "no more memory than the file";
+  EXPECT_EQ(from_folder.weights().layers[0].input_norm.dtype(), DType::kF32);
+  const std::vector<std::int32_t> ids = {3, 1, 4, 1, 5, 9, 2, 6};
+  const Tensor logits = test::logits_of(ctx_, from_folder, ids);
+  EXPECT_TRUE(test::same_bits(logits, test::logits_of(ctx_, from_file, ids)));
+  EXPECT_LT(test::relative_error(logits, test::logits_of(ctx_, widened, ids)), 2e-6);
+  EXPECT_GT(test::relative_error(logits, test::logits_of(ctx_, narrowed, ids)), 1e-4) << "the check sees bf16";
+}
+
+// Each parameter in the dtype that `of` gives it.
+void write_mixed(const fs::path& folder, const ModelConfig& c, const ModelWeights& weights,
+                 const std::function<DType(const Parameter&)>& of) {
+  fs::create_directories(folder);
+  std::vector<io::TensorSpec> specs;
+  for (const Parameter& p : parameter_list(c)) specs.push_back({p.name, of(p), p.shape});
+  io::ShardedWriter writer(folder, specs, 1 << 30);
+  for (const Parameter& p : parameter_list(c)) writer.write(p.name, weights.dense(p).to(of(p)));
+  writer.finish();
+  std::ofstream(folder / "config.json") << c.to_json();
+}
+
+TEST_F(Sources, NoNumberOfAMixedFolderIsRounded) {
+  const ModelConfig c = small();
+  const ModelWeights weights = random_weights(c, 5, DType::kF32, ctx_);
+  const auto one_f32 = [](const Parameter& p) {
+    return p.name == "lm_head.weight" ? DType::kF32 : p.layer == 0 ? DType::kF16 : DType::kBF16;
+  };
+  const auto matrices_bf16 = [](const Parameter& p) { return is_matrix(p) ? DType::kBF16 : DType::kF32; };
+  write_mixed(dir_ / "one", c, weights, one_f32);
+  write_mixed(dir_ / "router", c, weights, matrices_bf16);
+  const auto one = ModelSource::open(dir_ / "one"), router = ModelSource::open(dir_ / "router");
+  EXPECT_EQ(one->compute_dtype(), DType::kF32);
+  EXPECT_EQ(router->compute_dtype(), DType::kBF16);
+  const ModelWeights all_f32 = one->load_weights(c, {}, {}), f32_router = router->load_weights(c, {}, {});
+  EXPECT_EQ(f32_router.head.dtype(), DType::kBF16);
+  for (const Parameter& p : parameter_list(c)) {
+    EXPECT_TRUE(test::same_bits(all_f32.dense(p), weights.dense(p).to(one_f32(p)).to(DType::kF32))) << p.name;
+    EXPECT_TRUE(test::same_bits(f32_router.dense(p), weights.dense(p).to(matrices_bf16(p)))) << p.name;
+  }
 }
 
 TEST_F(Sources, PartsOfAModelAreEnoughForWhatTheyHold) {

@@ -109,6 +109,28 @@ TEST(Session, RewindingGivesWhatAFreshSessionGives) {
   EXPECT_THROW(s.rewind(100), Error);
 }
 
+// Past max_position_embeddings, dynamic rope turns by the context: the bits of a text do not depend on its chunks, and are
+// those of an evaluation that has the whole text at once.
+TEST(Session, DynamicRopeDoesNotDependOnChunks) {
+  ModelConfig c = small();
+  c.max_position_embeddings = 6, c.rope_scaling = {RopeScalingType::kDynamic, 2};
+  Context ctx(1);
+  const Transformer m(c, random_weights(c, 5, DType::kF32, ctx));
+  const auto length = static_cast<Index>(kPrompt.size());
+  Tensor whole;
+  Evaluator(ctx, m, DType::kF32).add(kPrompt, [&](const Tensor& logits) {
+    whole = logits.rows(length - 1, length).clone();
+  });
+  for (const Index chunk : {1, 4, 512}) {
+    Session s(ctx, m, {.context = length, .chunk = chunk});
+    EXPECT_TRUE(test::same_bits(s.feed(kPrompt), whole)) << "pieces of " << chunk;
+    s.rewind(5);
+    EXPECT_TRUE(test::same_bits(s.feed(std::span(kPrompt).subspan(5)), whole)) << "after rewinding";
+  }
+  Session longer(ctx, m, {.context = 2 * length});
+  EXPECT_FALSE(test::same_bits(longer.feed(kPrompt), whole)) << "another context, other angles";
+}
+
 // Over the border of a page and back, token by token and in chunks.
 TEST(Session, RewindingAcrossPagesGivesWhatAFreshSessionGives) {
   ModelConfig c = small();

@@ -57,6 +57,29 @@ TEST(ModelConfig, RefusesAttentionThatCannotWork) {
       {"dynamic", "head_dim"}));
 }
 
+TEST(ModelConfig, RefusesGroupsThatCannotWork) {
+  const auto grouped = [](Index groups, std::optional<Index> chosen, const char* method = "noaux_tc") {
+    return [=](ModelConfig& c) {
+      c.n_routed_experts = 16, c.num_experts_per_tok = 4;
+      c.n_group = groups, c.topk_group = chosen, c.topk_method = method;
+    };
+  };
+  EXPECT_FALSE(refused(grouped(4, 2), {}));
+  EXPECT_TRUE(refused(grouped(0, 1), {"n_group is 0"}));
+  EXPECT_TRUE(refused(grouped(3, 1), {"n_group is 3", "n_routed_experts 16"}));
+  EXPECT_TRUE(refused(grouped(4, {}), {"topk_group is missing"}));
+  EXPECT_TRUE(refused(grouped(4, 5), {"topk_group is 5", "n_group 4"}));
+  EXPECT_TRUE(refused(grouped(8, 1), {"2 experts", "num_experts_per_tok 4"}));
+  EXPECT_TRUE(refused(grouped(16, 8), {"n_group is 16", "two best"}));
+  EXPECT_FALSE(refused(grouped(16, 8, "group_limited_greedy"), {}));
+  EXPECT_TRUE(refused(grouped(4, 2, "greedy"), {"n_group is 4", "greedy"}));
+  EXPECT_TRUE(refused([](ModelConfig& c) { c.routed_scaling_factor = 0; }, {"routed_scaling_factor is 0"}));
+  EXPECT_TRUE(refused([](ModelConfig& c) { c.routed_scaling_factor = kNan; }, {"routed_scaling_factor is nan"}));
+  EXPECT_TRUE(refused([](ModelConfig& c) { c.scoring_func = "relu"; }, {"scoring_func is \"relu\""}));
+  EXPECT_TRUE(refused([](ModelConfig& c) { c.topk_method = "best"; }, {"topk_method is \"best\"", "noaux_tc"}));
+  EXPECT_TRUE(refused([](ModelConfig& c) { c.scoring_func = "sigmoid", c.router_z_loss_alpha = 1; }, {"router_z_loss"}));
+}
+
 TEST(ModelConfig, AcceptsAttentionOfVariants) {
   EXPECT_FALSE(refused([](ModelConfig& c) { c.num_key_value_heads = 2; }, {}));
   EXPECT_FALSE(refused([](ModelConfig& c) { c.num_key_value_heads.reset(); }, {}));
@@ -118,7 +141,7 @@ TEST(ModelConfig, RefusesMoeThatCannotWork) {
 
 TEST(ModelConfig, RefusesWhatIsNotSupported) {
   EXPECT_TRUE(refused([](ModelConfig& c) { c.model_type = "deepseek_v3"; }, {"model_type", "deepseek_v3", "\"deepseek\""}));
-  EXPECT_TRUE(refused([](ModelConfig& c) { c.scoring_func = "sigmoid"; }, {"scoring_func", "sigmoid", "softmax"}));
+  EXPECT_FALSE(refused([](ModelConfig& c) { c.scoring_func = "sigmoid"; }, {}));
   EXPECT_TRUE(refused([](ModelConfig& c) { c.hidden_act = "gelu"; }, {"hidden_act", "gelu", "silu"}));
   EXPECT_TRUE(refused([](ModelConfig& c) { c.pretraining_tp = 2; }, {"pretraining_tp is 2", "MoE"}));
   EXPECT_TRUE(refused([](ModelConfig& c) { c.mlp_bias = true; }, {"mlp_bias is true"}));

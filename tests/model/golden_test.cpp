@@ -61,7 +61,6 @@ TEST_P(ModelGolden, Logits) {
   const auto golden = io::SafetensorsFile::open(GetParam() / "golden.safetensors");
   const Tensor ids = golden.tensor("input_ids");
   const Transformer model = load_model(GetParam());
-  const bool dynamic = model.config().rope_scaling.type == RopeScalingType::kDynamic;
   for (const Backend backend : {Backend::kCpu, Backend::kRef}) {
     Context ctx(2, backend);
     for (Index b = 0; b < ids.dim(0); ++b) {
@@ -74,7 +73,6 @@ TEST_P(ModelGolden, Logits) {
                                 limits_of(model, ids.numel(), !from.empty()).logits))
             << from;
       }
-      if (dynamic) continue;  // its base depends on the length, so pieces are another function
       for (const Index chunk : {1, 3, 7})
         EXPECT_TRUE(backend == Backend::kCpu ? test::same_bits(logits_of(ctx, model, sequence, chunk), whole)
                                              : test::close(logits_of(ctx, model, sequence, chunk), whole, kChunkLimit))
@@ -140,7 +138,7 @@ INSTANTIATE_TEST_SUITE_P(Folders, ModelGolden, ::testing::ValuesIn(folders()),
                          [](const auto& folder) { return folder.param.filename().string(); });
 
 // What another length left behind in a model must not be used.
-TEST(ModelRope, EveryLengthHasItsOwnRotations) {
+TEST(ModelRope, EveryContextHasItsOwnRotations) {
   const std::filesystem::path folder = DSMOE_TEST_DATA "/model/golden/rope_dynamic";
   const auto golden = io::SafetensorsFile::open(folder / "golden.safetensors");
   const Tensor row = golden.tensor("input_ids").rows(0, 1);

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "support/expect_error.h"
 #include "support/random_tensor.h"
 
@@ -46,6 +48,21 @@ TEST_F(KvPoolTest, PagesAreCounted) {
   EXPECT_TRUE(testing::throws_error([&] { p.release(3); }, {"no page 3"}));
   EXPECT_TRUE(testing::throws_error([&] { p.references(-1); }, {"no page -1"}));
   EXPECT_EQ(p.free_pages(), 2) << "what is refused changes nothing";
+}
+
+// A shared page of blocks is copied as it is when one of its sequences goes on.
+TEST_F(KvPoolTest, QuantizedPagesAreCopied) {
+  const KvLayout layers[] = {{64, 32}};
+  const auto pool = std::make_shared<KvPool>(layers, 2, DType::kQ8_0);
+  KvSequence a(pool);
+  append(a, 3);
+  const std::size_t bytes = 3 * row_bytes(DType::kQ8_0, 64);
+  auto* const rows = static_cast<char*>(pool->k(0).raw_mutable());
+  for (std::size_t i = 0; i < bytes; ++i) rows[i] = static_cast<char>(i);
+  KvSequence b = a.fork(3);
+  append(b, 1);
+  ASSERT_EQ(b.pages()[0], 1);
+  EXPECT_EQ(std::memcmp(pool->k(0).rows(kPage, kPage + 3).raw(), rows, bytes), 0);
 }
 
 TEST_F(KvPoolTest, RunningOutIsAnErrorThatChangesNothing) {

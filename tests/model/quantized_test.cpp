@@ -79,7 +79,7 @@ class QuantizedModel : public ::testing::TestWithParam<DType> {
 
 TEST_P(QuantizedModel, LogitsHaveTheSameBitsAloneAndBesideOthers) {
   EXPECT_EQ(model.dtype(), DType::kF32);
-  for (const DType cache : {DType::kF32, DType::kBF16}) {
+  for (const DType cache : {DType::kF32, DType::kBF16, DType::kQ8_0}) {
     const Tensor whole = logits_of(ctx, model, ids, 13, cache);
     for (const Index chunk : {1, 3, 5})
       EXPECT_TRUE(test::same_bits(logits_of(ctx, model, ids, chunk, cache), whole)) << chunk;
@@ -111,6 +111,30 @@ TEST_P(QuantizedModel, IsCloseToTheModelItWasMadeFrom) {
                        std::hypot(weight_error(all, rounded, weights), rows);
   EXPECT_LT(error, limit);
   EXPECT_GT(error, limit / 20) << "nothing was quantized";
+}
+
+// What a narrower KV cache costs: only keys and values are rounded, to half a step of 1/256 (bf16) or of 1/127 of the
+// largest of 32 numbers (q8_0, about 2.5 deviations: 0.6% of a row). Twice for keys and values; two layers.
+TEST_P(QuantizedModel, ANarrowerCacheRoundsKeysAndValuesOnly) {
+  EXPECT_EQ(model.kv_dtype(), GetParam() == DType::kF16 ? DType::kF32 : DType::kBF16);
+  EXPECT_EQ(model.kv_dtype(KvType::kQ8_0), DType::kQ8_0);
+  const Tensor want = logits_of(ctx, model, ids, 13, DType::kF32);
+  for (const auto& [cache, step] : {std::pair{DType::kBF16, 0.002}, {DType::kQ8_0, 0.006}}) {
+    const double error = test::relative_error(logits_of(ctx, model, ids, 13, cache), want);
+    // Quantized products round again what a moved activation changes, as in CpuIsCloseToTheReference.
+    EXPECT_LT(error, 4 * step + (GetParam() == DType::kF16 ? 0 : 4 * std::sqrt(10.0) * 0.006)) << to_string(cache);
+    EXPECT_GT(error, 0) << "nothing was rounded";
+  }
+}
+
+TEST(KvCache, Q8_0NeedsHeadsOfWholeBlocks) {
+  ModelConfig c = small_config();
+  Context ctx(1);
+  c.num_attention_heads = c.hidden_size / 16, c.num_key_value_heads = 2;
+  const Transformer narrow(c, random_weights(c, 5, DType::kF32, ctx));
+  EXPECT_EQ(narrow.kv_dtype(), DType::kF32);
+  EXPECT_TRUE(testing::throws_error([&] { narrow.make_kv_pool(8, DType::kQ8_0); }, {"kv-type q8_0", "have 16", "bf16"}));
+  EXPECT_TRUE(testing::throws_error([&] { narrow.make_kv_pool(8, DType::kF16); }, {"cannot be f16", "q8_0"}));
 }
 
 TEST_P(QuantizedModel, CannotBeTrained) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "ops/quantize.h"
 #include "support/expect_error.h"
 #include "support/finite_differences.h"
 #include "support/random_tensor.h"
@@ -101,6 +102,55 @@ TEST(OpsAttention, CpuAgainstRef) {
         << shape.heads << "/" << shape.kv_heads << " x " << shape.head_dim << ", " << before << " + " << tokens;
     EXPECT_TRUE(test::close(got.lse, want.lse, limit(DType::kF32, length)));
   }
+}
+
+// Rows of f32 as a cache keeps them.
+Tensor stored(Context& ctx, const Tensor& rows, DType type) {
+  Tensor cache(type, rows.shape());
+  ops::store_rows(ctx, rows, OneSlice(0, rows.dim(0), 0, 0), cache);
+  return cache;
+}
+
+Tensor widened(const Tensor& x) {
+  if (!is_quantized(x.dtype())) return x.to(DType::kF32);
+  Tensor wide(DType::kF32, x.shape());
+  ops::dequantize_row(x.dtype(), x.raw(), wide.span<float>());
+  return wide;
+}
+
+// A cache of bf16 or q8_0 under f32 queries: the attention over the numbers that it stands for, bit by bit, for few rows
+// and many; the same blocks from both backends.
+TEST(OpsAttention, ANarrowerCacheIsComputedWithAsF32) {
+  Context cpu(2), ref(1, Backend::kRef);
+  for (const DType type : {DType::kBF16, DType::kQ8_0}) {
+    for (const AttentionShape& shape : {shape_of(4, 2, 32), shape_of(3, 3, 64), shape_of(8, 1, 128)}) {
+      const Index length = 300, width = shape.kv_heads * shape.head_dim;
+      Case narrow(DType::kF32, shape, length, 11);
+      const Tensor k = random_tensor(DType::kF32, {length, width}, 12), v = random_tensor(DType::kF32, {length, width}, 13);
+      narrow.k = stored(cpu, k, type), narrow.v = stored(cpu, v, type);
+      EXPECT_TRUE(test::same_bits(narrow.k, stored(ref, k, type)));
+      EXPECT_EQ(narrow.k.bytes(), static_cast<std::size_t>(length) * row_bytes(type, width));
+      Case wide = narrow;
+      wide.k = widened(narrow.k), wide.v = widened(narrow.v);
+      EXPECT_TRUE(test::close(wide.k, k, type == DType::kBF16 ? 0.004 : 0.01)) << "half a step of 1/128; of 1/127";
+      const auto all = narrow.forward(cpu, 0, length);
+      EXPECT_TRUE(test::same_bits(all.out, wide.forward(cpu, 0, length).out));
+      EXPECT_TRUE(
+          test::close(all.out, narrow.forward(ref, 0, length).out, 2 * limit(DType::kF32, length + shape.head_dim)));
+      for (const auto& [first, last] : {std::pair<Index, Index>{0, 1}, {255, 257}, {256, 300}, {299, 300}})
+        EXPECT_TRUE(test::same_bits(narrow.forward(cpu, first, last).out, all.out.rows(first, last))) << first;
+    }
+  }
+}
+
+TEST(OpsAttention, RefusesCachesThatItCannotRead) {
+  Context ctx(1);
+  Case c(DType::kF32, shape_of(2, 2, 16), 4, 1);  // two heads of 16 are one block
+  c.k = c.v = stored(ctx, random_tensor(DType::kF32, {4, 32}, 1), DType::kQ8_0);
+  EXPECT_TRUE(testing::throws_error([&] { c.forward(ctx, 0, 4); }, {"heads of 16", "q8_0"}));
+  Case narrow(DType::kBF16, shape_of(1, 1, 32), 4, 1);
+  narrow.k = narrow.v = c.k;
+  EXPECT_TRUE(testing::throws_error([&] { narrow.forward(ctx, 0, 4); }, {"q8_0", "bf16 queries"}));
 }
 
 TEST(OpsAttention, BackwardAgainstRef) {

@@ -16,9 +16,9 @@ using test::random_tensor;
 constexpr double kTheta = 10000;
 
 // Angles of `count` rows from a position on.
-ops::RopeAngles angles_of(const ops::Rope& rope, Index first, Index count) {
+ops::RopeAngles angles_of(const ops::Rope& rope, Index first, Index count, Index context = 0) {
   Context ctx(2);
-  const ops::Slice slice{0, count, first};
+  const ops::Slice slice{.rows = count, .first_position = first, .context = context};
   return ops::rope_angles(ctx, rope, {&slice, 1});
 }
 
@@ -30,7 +30,7 @@ double angle_limit(double angle, double base) {
 }
 
 void expect_angles(const ops::Rope& rope, Index length, double base, double factor) {
-  const ops::RopeAngles angles = angles_of(rope, 0, length);
+  const ops::RopeAngles angles = angles_of(rope, 0, length, length);
   const Index half = rope.head_dim() / 2;
   for (Index p = 0; p < length; ++p) {
     for (Index i = 0; i < half; ++i) {
@@ -52,23 +52,35 @@ TEST(OpsRope, AnglesFollowTheFormulas) {
   expect_angles(dynamic, 21, kTheta * std::pow(2.0 * 21 / 8 - 1, 8.0 / 6), 1);
 }
 
-// Sequences at different positions, some as those before them, some longer than a model with dynamic scaling was trained
-// for: the angles of each are those it has alone.
+// Sequences at different positions, some as those before them, some opened for more positions than a model with dynamic
+// scaling was trained for: the angles of each are those it has alone.
 TEST(OpsRope, AnglesOfABatchAreThoseOfEachSequence) {
   for (const RopeScaling& scaling : {RopeScaling{}, RopeScaling{RopeScalingType::kDynamic, 2.0}}) {
     const ops::Rope rope(8, kTheta, scaling, 16);
-    const ops::Slice slices[] = {{0, 40, 0},  {40, 40, 0}, {80, 1, 7}, {81, 1, 7},
-                                 {82, 3, 14}, {85, 3, 13}, {88, 0, 3}, {88, 2, 30}};
+    const ops::Slice slices[] = {{0, 40, 0, {}, 40},  {40, 40, 0, {}, 50}, {80, 1, 7},         {81, 1, 7, {}, 50},
+                                 {82, 3, 13, {}, 16}, {85, 3, 13},         {88, 0, 3, {}, 70}, {88, 2, 30, {}, 32}};
     for (const Backend backend : {Backend::kCpu, Backend::kRef}) {
       Context ctx(2, backend);
       const ops::RopeAngles all = ops::rope_angles(ctx, rope, slices);
       for (const ops::Slice& s : slices) {
-        const ops::RopeAngles alone = angles_of(rope, s.first_position, s.rows);
+        const ops::RopeAngles alone = angles_of(rope, s.first_position, s.rows, s.context);
         EXPECT_TRUE(test::same_bits(all.cos.rows(s.first_row, s.first_row + s.rows), alone.cos)) << s.first_row;
         EXPECT_TRUE(test::same_bits(all.sin.rows(s.first_row, s.first_row + s.rows), alone.sin)) << s.first_row;
       }
     }
   }
+}
+
+// Dynamic scaling turns by what a sequence was opened for, not by how far it has come: a later pass turns like the first.
+TEST(OpsRope, DynamicScalingIsFixedByTheContext) {
+  const ops::Rope rope(8, kTheta, {RopeScalingType::kDynamic, 2.0}, 8);
+  const ops::RopeAngles whole = angles_of(rope, 0, 21, 21), early = angles_of(rope, 0, 5, 21);
+  const ops::RopeAngles late = angles_of(rope, 5, 16, 21), unscaled = angles_of(rope, 0, 5);
+  EXPECT_TRUE(test::same_bits(early.cos, whole.cos.rows(0, 5)));
+  EXPECT_TRUE(test::same_bits(late.sin, whole.sin.rows(5, 21)));
+  EXPECT_FALSE(test::same_bits(unscaled.cos, early.cos)) << "a context of 21 stretches the first tokens as well";
+  EXPECT_TRUE(testing::throws_error([&] { angles_of(rope, 5, 16, 20); }, {"21 tokens", "opened for 20"}));
+  EXPECT_TRUE(testing::throws_error([&] { angles_of(rope, 8, 1); }, {"9 tokens", "opened for 0"}));
 }
 
 TEST(OpsRope, CpuAgainstRef) {
@@ -125,7 +137,7 @@ TEST(OpsRope, RefusesWhatCannotWork) {
   EXPECT_TRUE(testing::throws_error([] { ops::Rope(5, kTheta, {}, 8); }, {"head_dim is 5", "even"}));
   EXPECT_TRUE(testing::throws_error([] { ops::Rope(4, 0, {}, 8); }, {"theta is 0"}));
   const RopeScaling dynamic{RopeScalingType::kDynamic, 2.0}, small{RopeScalingType::kLinear, 0.5};
-  EXPECT_TRUE(testing::throws_error([&] { angles_of(ops::Rope(2, kTheta, dynamic, 8), 0, 9); }, {"head_dim over 2"}));
+  EXPECT_TRUE(testing::throws_error([&] { angles_of(ops::Rope(2, kTheta, dynamic, 8), 0, 9, 9); }, {"head_dim over 2"}));
   EXPECT_TRUE(testing::throws_error([&] { ops::Rope(4, kTheta, small, 8); }, {"factor is 0.5"}));
 }
 

@@ -14,7 +14,7 @@ inline Tensor logits_of(Context& ctx, const Transformer& model, std::span<const 
                         DType cache_dtype, const PassHooks& hooks = {}) {
   const auto tokens = static_cast<Index>(ids.size());
   Tensor all(DType::kF32, {tokens, model.config().vocab_size});
-  KvSequence sequence(model.make_kv_pool(tokens, cache_dtype));
+  KvSequence sequence(model.make_kv_pool(tokens, cache_dtype), tokens);
   for (Index t = 0; t < tokens; t += chunk) {
     const Index n = std::min(chunk, tokens - t);
     const auto part = ids.subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n));

@@ -38,10 +38,10 @@ void check(const ModelConfig& c) {
   const auto supported = [](bool ok, const char* field, const std::string& value, const char* what) {
     if (!ok) fail(ErrorCode::kUnsupported, "{} is \"{}\"; {}", field, value, what);
   };
-  supported(c.scoring_func == "softmax", "scoring_func", c.scoring_func,
-            "only \"softmax\" is supported for this model_type");
-  supported(c.topk_method == "greedy" || c.selection_bias(), "topk_method", c.topk_method,
-            "\"greedy\" and \"noaux_tc\" are supported for this model_type");
+  supported(c.scoring_func == "softmax" || c.scoring_func == "sigmoid", "scoring_func", c.scoring_func,
+            "\"softmax\" and \"sigmoid\" are supported");
+  supported(c.topk_method == "greedy" || c.topk_method == "group_limited_greedy" || c.selection_bias(), "topk_method",
+            c.topk_method, "\"greedy\", \"group_limited_greedy\" and \"noaux_tc\" are supported");
   supported(c.hidden_act == "silu", "hidden_act", c.hidden_act, "only \"silu\" is supported");
   if (c.mlp_bias) fail(ErrorCode::kUnsupported, "mlp_bias is true; experts with a bias are not supported, only false is");
   if (c.pretraining_tp != 1)
@@ -59,8 +59,13 @@ MoeConfig moe_spec(const ModelConfig& c, Index layer) {
   m.routed_experts = c.routed_experts();
   m.shared_experts = c.shared_experts();
   m.experts_per_token = c.experts_per_token();
+  m.score = c.scoring_func == "sigmoid" ? ScoreFunction::kSigmoid : ScoreFunction::kSoftmax;
   m.norm_topk_prob = c.norm_topk_prob;
+  m.routed_scaling_factor = static_cast<float>(c.routed_scaling_factor);
   m.selection_bias = c.selection_bias();
+  m.groups = c.expert_groups();
+  m.groups_per_token = m.groups > 1 ? *c.topk_group : 1;
+  m.group_score = c.selection_bias() ? GroupScore::kTop2Sum : GroupScore::kMax;
   m.device_balance_alpha = static_cast<float>(c.device_aux_loss_alpha);
   m.devices = c.aux_loss_devices;
   m.router_z_alpha = static_cast<float>(c.router_z_loss_alpha);

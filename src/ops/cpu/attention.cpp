@@ -3,6 +3,7 @@
 #include "ops/cpu/attention_rows.h"
 #include "ops/dispatch.h"
 #include "ops/elementwise.h"
+#include "ops/quantize.h"
 
 namespace dsmoe::ops::cpu {
 
@@ -17,9 +18,10 @@ struct Memory {
   float *scores, *slopes;       // [rows, kTile] both
   T *probabilities, *gradient;  // the same, rounded to storage
   float* rows;                  // [some, head_dim], see the uses
+  T* wide;                      // [kTile, head_dim], for keys and values that are stored narrower
   const T **a, **b;             // lines of operands
 
-  Memory(Context& ctx, int worker, const KernelTable& kt, Index most_rows, Index row_floats) {
+  Memory(Context& ctx, int worker, const KernelTable& kt, Index most_rows, Index row_floats, Index wide_numbers = 0) {
     std::size_t size = 0;
     const auto place = [&](Index count, std::size_t element) {
       const std::size_t at = size;
@@ -30,33 +32,42 @@ struct Memory {
     const Index tile = most_rows * kTile;
     const std::size_t at_scores = place(tile, sizeof(float)), at_slopes = place(tile, sizeof(float));
     const std::size_t at_p = place(tile, sizeof(T)), at_gradient = place(tile, sizeof(T));
-    const std::size_t at_rows = place(row_floats, sizeof(float));
+    const std::size_t at_rows = place(row_floats, sizeof(float)), at_wide = place(wide_numbers, sizeof(T));
     const std::size_t at_a = place(most_rows, sizeof(T*)), at_b = place(std::max(most_rows, kTile), sizeof(T*));
     auto* const base = static_cast<char*>(ctx.scratch(worker, size));
     panels = base + at_panels;
     scores = reinterpret_cast<float*>(base + at_scores), slopes = reinterpret_cast<float*>(base + at_slopes);
     probabilities = reinterpret_cast<T*>(base + at_p), gradient = reinterpret_cast<T*>(base + at_gradient);
-    rows = reinterpret_cast<float*>(base + at_rows);
+    rows = reinterpret_cast<float*>(base + at_rows), wide = reinterpret_cast<T*>(base + at_wide);
     a = reinterpret_cast<const T**>(base + at_a), b = reinterpret_cast<const T**>(base + at_b);
   }
 };
 
+// The keys or values of a tile.
+template <class T, class S>
+KvLines<T> lines_of_tile(const KernelTable& kt, const AttentionShape& s, const Rows& rows, Index tile, const S* y,
+                         Memory<T>& m) {
+  return kv_lines<T>(kt, s, y, rows.tile_row[tile], rows.kv_head, rows.keys(tile), m.wide);
+}
+
 // to [rows, keys] = x · yᵀ, with x like q and y like k.
-template <class T>
-void times_tile(const KernelTable& kt, const AttentionShape& s, const Rows& rows, Index tile, const T* x, const T* y,
+template <class T, class S>
+void times_tile(const KernelTable& kt, const AttentionShape& s, const Rows& rows, Index tile, const T* x, const S* y,
                 float* to, Memory<T>& m) {
+  const KvLines<T> lines = lines_of_tile(kt, s, rows, tile, y, m);
   for (Index r = 0; r < rows.count(); ++r) m.a[r] = x + rows.offset(r, s);
-  list_lines(m.b, rows.keys(tile), y + rows.tile_offset(tile, s), s.kv_heads * s.head_dim);
+  list_lines(m.b, rows.keys(tile), lines.first, lines.stride);
   product<T>(kt, rows.count(), rows.keys(tile), s.head_dim, {m.a, Lines::kAlong}, {m.b, Lines::kAlong}, to, kTile, false,
              m.panels);
 }
 
 // to [rows, head_dim] = x [rows, keys] · y, with y like k.
-template <class T>
-void mix_tile(const KernelTable& kt, const AttentionShape& s, const Rows& rows, Index tile, const T* x, const T* y,
+template <class T, class S>
+void mix_tile(const KernelTable& kt, const AttentionShape& s, const Rows& rows, Index tile, const T* x, const S* y,
               float* to, Memory<T>& m) {
+  const KvLines<T> lines = lines_of_tile(kt, s, rows, tile, y, m);
   list_lines(m.a, rows.count(), x, kTile);
-  list_lines(m.b, rows.keys(tile), y + rows.tile_offset(tile, s), s.kv_heads * s.head_dim);
+  list_lines(m.b, rows.keys(tile), lines.first, lines.stride);
   product<T>(kt, rows.count(), s.head_dim, rows.keys(tile), {m.a, Lines::kAlong}, {m.b, Lines::kAcross}, to, s.head_dim,
              false, m.panels);
 }
@@ -72,9 +83,9 @@ const T* stored(const KernelTable& kt, const Rows& rows, Index keys, const float
   }
 }
 
-template <class T>
-void attend_tile(const KernelTable& kt, const AttentionShape& s, const Rows& rows, Index tile, const T* q, const T* k,
-                 const T* v, Partial to, Memory<T>& m) {
+template <class T, class S>
+void attend_tile(const KernelTable& kt, const AttentionShape& s, const Rows& rows, Index tile, const T* q, const S* k,
+                 const S* v, Partial to, Memory<T>& m) {
   const Index keys = rows.keys(tile);
   times_tile(kt, s, rows, tile, q, k, m.scores, m);
   for (Index r = 0; r < rows.count(); ++r) {
@@ -88,15 +99,16 @@ void attend_tile(const KernelTable& kt, const AttentionShape& s, const Rows& row
   mix_tile(kt, s, rows, tile, p, v, to.mixed, m);
 }
 
-template <class T>
-void attention_by_blocks(Context& ctx, const AttentionShape& s, std::span<const Block> blocks, const T* q, const T* k,
-                         const T* v, T* out, float* lse, Index tokens) {
+template <class T, class S>
+void attention_by_blocks(Context& ctx, const AttentionShape& s, std::span<const Block> blocks, const T* q, const S* k,
+                         const S* v, T* out, float* lse, Index tokens) {
   const KernelTable& kt = kernels();
+  const Index wide = std::is_same_v<T, S> ? 0 : kTile * s.head_dim;
   ctx.pool().run(s.kv_heads * static_cast<Index>(blocks.size()), [&](Index task, int worker) {
     const Block& block = blocks[static_cast<std::size_t>(task / s.kv_heads)];
     const Rows rows = block.rows(task % s.kv_heads);
     const Index most_rows = block.slice->most_rows(), floats = Partial::floats(most_rows, s.head_dim);
-    Memory<T> m(ctx, worker, kt, most_rows, 2 * floats);
+    Memory<T> m(ctx, worker, kt, most_rows, 2 * floats, wide);
     const Partial total = Partial::at(m.rows, rows.count()), next = Partial::at(m.rows + floats, rows.count());
     attend_tile(kt, s, rows, 0, q, k, v, total, m);
     for (Index tile = 1; tile < rows.tiles(); ++tile) {
@@ -114,6 +126,23 @@ std::vector<Blocking> cut(const AttentionShape& s, const Slices& slices) {
   return out;
 }
 
+// The same blocks as ref's.
+void store_quantized(Context& ctx, const Tensor& rows, Tensor& to) {
+  const KernelTable& kt = kernels();
+  const Index width = rows.dim(1);
+  const std::size_t bytes = row_bytes(to.dtype(), width);
+  auto* const blocks = static_cast<char*>(to.raw_mutable());
+  dispatch(rows.dtype(), [&]<class T>(T) {
+    each_block(ctx, rows.dim(0), 1, [&](Index first, Index last, int worker) {
+      auto* const wide = static_cast<float*>(ctx.scratch(worker, static_cast<std::size_t>(width) * sizeof(float)));
+      for (Index i = first; i < last; ++i) {
+        to_f32(kt, width, rows.data<T>() + i * width, wide);
+        quantize_row(to.dtype(), {wide, static_cast<std::size_t>(width)}, blocks + static_cast<std::size_t>(i) * bytes);
+      }
+    });
+  });
+}
+
 }  // namespace
 
 void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache) {
@@ -123,7 +152,11 @@ void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& 
       const Index from = slice.first_row + p - slice.first_position;
       const Index to = slice.tiles[static_cast<std::size_t>(p / kTile)] + p % kTile;
       Tensor place = cache.rows(to, to + end - p);
-      convert(ctx, rows.rows(from, from + end - p), place);
+      if (is_quantized(cache.dtype())) {
+        store_quantized(ctx, rows.rows(from, from + end - p), place);
+      } else {
+        convert(ctx, rows.rows(from, from + end - p), place);
+      }
       p = end;
     }
   }
@@ -139,13 +172,15 @@ void attention(Context& ctx, const AttentionShape& s, const Tensor& q, const Ten
     for (Index block = slice.blocks(); block-- > 0;) list.push_back({&slice, block});
   }
   float* const log_sums = lse ? lse->data<float>() : nullptr;
-  dispatch(q.dtype(), [&]<class T>(T) {
-    const auto run = [&](auto attend, const std::vector<Block>& blocks) {
-      if (!blocks.empty()) attend(ctx, s, blocks, q.data<T>(), k.data<T>(), v.data<T>(), out.data<T>(), log_sums, q.dim(0));
-    };
-    run(attention_by_blocks<T>, many);
-    run(attention_few_rows<T>, few);
-  });
+  const auto run = [&]<class T, class S>(const T* queries, const S* keys, const S* values) {
+    T* const to = out.data<T>();
+    if (!many.empty()) attention_by_blocks(ctx, s, many, queries, keys, values, to, log_sums, q.dim(0));
+    if (!few.empty()) attention_few_rows(ctx, s, few, queries, keys, values, to, log_sums, q.dim(0));
+  };
+  if (k.dtype() == DType::kQ8_0)
+    return run(q.data<float>(), static_cast<const BlockQ8_0*>(k.raw()), static_cast<const BlockQ8_0*>(v.raw()));
+  if (k.dtype() != q.dtype()) return run(q.data<float>(), k.data<BFloat16>(), v.data<BFloat16>());
+  dispatch(q.dtype(), [&]<class T>(T) { run(q.data<T>(), k.data<T>(), v.data<T>()); });
 }
 
 namespace {

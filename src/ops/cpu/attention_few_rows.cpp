@@ -14,7 +14,7 @@ static_assert(kTile % kKeysPerStep == 0 && kKeysPerStep % 2 == 0);
 constexpr Index kMostRows = 16;  // of one head
 
 // One tile for the heads [first_head, last_head).
-template <class T>
+template <class T, class S>
 class TileOfHeads {
  public:
   TileOfHeads(Context& ctx, int worker, const AttentionShape& s, const Block& block, Index tile, Index first_head,
@@ -28,8 +28,11 @@ class TileOfHeads {
         rows_(block.rows(first_head)),
         keys_(rows_.keys(tile)) {
     const auto score_bytes = static_cast<std::size_t>((last_ - first_) * rows_.count() * kTile) * sizeof(float);
-    auto* const base = static_cast<char*>(ctx.scratch(worker, 2 * score_bytes));
+    const Index wide = std::is_same_v<T, S> ? 0 : kKeysPerStep * s.head_dim;
+    auto* const base =
+        static_cast<char*>(ctx.scratch(worker, 2 * score_bytes + static_cast<std::size_t>(wide) * sizeof(T)));
     scores_ = reinterpret_cast<float*>(base);
+    wide_ = reinterpret_cast<T*>(base + 2 * score_bytes);
     if constexpr (sizeof(T) == 4) {
       probabilities_ = scores_;
     } else {
@@ -39,40 +42,42 @@ class TileOfHeads {
 
   // partial(head): where the result of a head goes.
   template <class Where>
-  void run(const T* q, const T* k, const T* v, Where partial) {
+  void run(const T* q, const S* k, const S* v, Where partial) {
     each_step(k, v, [&](Index head, Index key, Index count, Pieces ahead) {
       const T* a[kMostRows];
       for (Index r = 0; r < rows_.count(); ++r)
         a[r] = q + rows_.offset(r, s_) + (head - first_) * rows_.group * s_.head_dim;
-      dot(a, line(k, head, key), count, score(head, 0) + key, ahead);
+      dot(a, lines(k, head, key, count), count, score(head, 0) + key, ahead);
     });
     for (Index head = first_; head < last_; ++head) weigh(head, partial(head));
     each_step(v, nullptr, [&](Index head, Index key, Index count, Pieces ahead) {
       const T* a[kMostRows];
       for (Index r = 0; r < rows_.count(); ++r) a[r] = probabilities_ + (score(head, r) - scores_) + key;
-      mix(a, line(v, head, key), count, partial(head).mixed, key > 0, ahead);
+      mix(a, lines(v, head, key, count), count, partial(head).mixed, key > 0, ahead);
     });
   }
 
  private:
   float* score(Index head, Index row) { return scores_ + ((head - first_) * rows_.count() + row) * kTile; }
-  const T* line(const T* base, Index head, Index key) const {
-    return base + (rows_.tile_row[tile_] + key) * width_ + head * s_.head_dim;
+  KvLines<T> lines(const S* base, Index head, Index key, Index count) const {
+    return kv_lines<T>(kt_, s_, base, rows_.tile_row[tile_] + key, head, count, wide_);
+  }
+  const char* place(const S* base, Index head, Index key) const {
+    return reinterpret_cast<const char*>(stored_at(base, (rows_.tile_row[tile_] + key) * width_ + head * s_.head_dim));
   }
 
   // fn(head, key, count, ahead) for all heads and the keys of one step, then the next step. `ahead` is a share of what
   // the step after will read, or the first of `next` at the end.
   template <class Fn>
-  void each_step(const T* base, const T* next, Fn fn) {
-    const Index heads = last_ - first_;
+  void each_step(const S* base, const S* next, Fn fn) {
+    const Index heads = last_ - first_, length = stored_bytes<S>(heads * s_.head_dim), stride = stored_bytes<S>(width_);
     for (Index key = 0; key < keys_; key += kKeysPerStep) {
       const bool more = key + kKeysPerStep < keys_;
-      const T* const begin = more ? line(base, first_, key + kKeysPerStep) : next ? line(next, first_, 0) : nullptr;
+      const char* const begin = more ? place(base, first_, key + kKeysPerStep) : next ? place(next, first_, 0) : nullptr;
       const Index lines = begin ? std::min(kKeysPerStep, more ? keys_ - key - kKeysPerStep : keys_) : 0;
       for (Index head = first_; head < last_; ++head) {
         const Index from = lines * (head - first_) / heads, to = lines * (head - first_ + 1) / heads;
-        const Pieces ahead{reinterpret_cast<const char*>(begin + from * width_), to - from,
-                           heads * s_.head_dim * static_cast<Index>(sizeof(T)), width_ * static_cast<Index>(sizeof(T))};
+        const Pieces ahead{begin ? begin + from * stride : nullptr, to - from, length, stride};
         fn(head, key, std::min(kKeysPerStep, keys_ - key), ahead);
       }
     }
@@ -94,20 +99,20 @@ class TileOfHeads {
     }
   }
 
-  void dot(const T* const* a, const T* from, Index count, float* to, Pieces ahead) const {
+  void dot(const T* const* a, const KvLines<T>& x, Index count, float* to, Pieces ahead) const {
     const int m = static_cast<int>(rows_.count());
     if constexpr (sizeof(T) == 4) {
-      kt_.dot_lines_f32(s_.head_dim, a, m, from, width_, count, to, kTile, ahead);
+      kt_.dot_lines_f32(s_.head_dim, a, m, x.first, x.stride, count, to, kTile, ahead);
     } else {
-      kt_.dot_lines_bf16(s_.head_dim, bits(a), m, *bits(&from), width_, count, to, kTile, ahead);
+      kt_.dot_lines_bf16(s_.head_dim, bits(a), m, *bits(&x.first), x.stride, count, to, kTile, ahead);
     }
   }
-  void mix(const T* const* a, const T* from, Index count, float* to, bool go_on, Pieces ahead) const {
+  void mix(const T* const* a, const KvLines<T>& x, Index count, float* to, bool go_on, Pieces ahead) const {
     const int m = static_cast<int>(rows_.count());
     if constexpr (sizeof(T) == 4) {
-      kt_.mix_lines_f32(count, a, m, from, width_, s_.head_dim, to, s_.head_dim, go_on, ahead);
+      kt_.mix_lines_f32(count, a, m, x.first, x.stride, s_.head_dim, to, s_.head_dim, go_on, ahead);
     } else {
-      kt_.mix_lines_bf16(count, bits(a), m, *bits(&from), width_, s_.head_dim, to, s_.head_dim, go_on, ahead);
+      kt_.mix_lines_bf16(count, bits(a), m, *bits(&x.first), x.stride, s_.head_dim, to, s_.head_dim, go_on, ahead);
     }
   }
   static const std::uint16_t* const* bits(const T* const* x) { return reinterpret_cast<const std::uint16_t* const*>(x); }
@@ -119,6 +124,7 @@ class TileOfHeads {
   Index keys_;
   float* scores_;     // [heads, rows, kTile]
   T* probabilities_;  // the same, rounded to storage
+  T* wide_;           // [kKeysPerStep, head_dim]: keys or values of one step and head, if they are stored narrower
 };
 
 }  // namespace
@@ -128,9 +134,9 @@ bool few_rows(const KernelTable& kt, const AttentionShape& s, const Blocking& sl
   return slice.most_rows() <= std::min<Index>(kt.mr, kMostRows) && s.head_dim <= kDepth && s.head_dim % 2 == 0;
 }
 
-template <class T>
-void attention_few_rows(Context& ctx, const AttentionShape& s, std::span<const Block> blocks, const T* q, const T* k,
-                        const T* v, T* out, float* lse, Index tokens) {
+template <class T, class S>
+void attention_few_rows(Context& ctx, const AttentionShape& s, std::span<const Block> blocks, const T* q, const S* k,
+                        const S* v, T* out, float* lse, Index tokens) {
   const KernelTable& kt = kernels();
   // Every tile of every block has a partial result for each head.
   struct TileOfBlock {
@@ -158,7 +164,7 @@ void attention_few_rows(Context& ctx, const AttentionShape& s, std::span<const B
   ctx.pool().run(tiles * parts, [&](Index task, int worker) {
     const auto [b, tile] = all[static_cast<std::size_t>(task / parts)];
     const Index part = task % parts;
-    TileOfHeads<T> heads(ctx, worker, s, blocks[b], tile, s.kv_heads * part / parts, s.kv_heads * (part + 1) / parts);
+    TileOfHeads<T, S> heads(ctx, worker, s, blocks[b], tile, s.kv_heads * part / parts, s.kv_heads * (part + 1) / parts);
     heads.run(q, k, v, [&, b = b, tile = tile](Index head) { return partial(b, blocks[b].rows(head), tile); });
   });
   const auto put_together = [&](std::size_t b, Index head) {
@@ -178,5 +184,9 @@ template void attention_few_rows(Context&, const AttentionShape&, std::span<cons
                                  const float*, float*, float*, Index);
 template void attention_few_rows(Context&, const AttentionShape&, std::span<const Block>, const BFloat16*, const BFloat16*,
                                  const BFloat16*, BFloat16*, float*, Index);
+template void attention_few_rows(Context&, const AttentionShape&, std::span<const Block>, const float*, const BFloat16*,
+                                 const BFloat16*, float*, float*, Index);
+template void attention_few_rows(Context&, const AttentionShape&, std::span<const Block>, const float*, const BlockQ8_0*,
+                                 const BlockQ8_0*, float*, float*, Index);
 
 }  // namespace dsmoe::ops::cpu

@@ -3,9 +3,12 @@
 
 #include <bit>
 #include <cmath>
+#include <type_traits>
 
 #include "ops/attention.h"
+#include "ops/cpu/quant_kernels.h"
 #include "ops/cpu/tasks.h"
+#include "ops/quant_blocks.h"
 
 namespace dsmoe::ops::cpu {
 
@@ -61,6 +64,48 @@ struct Rows {
   Index visible(Index row, Index tile) const { return std::min(kTile, position + row / group + 1 - tile * kTile); }
 };
 
+// Keys and values are stored as they are computed with (S is T), or narrower: as bf16 or in Q8_0 blocks, for products in
+// f32. S is the type of what is stored as one piece.
+template <class S>
+inline constexpr Index kStoredNumbers = 1;
+template <>
+inline constexpr Index kStoredNumbers<BlockQ8_0> = BlockQ8_0::kNumbers;
+
+// Where a number is that begins a piece; heads are whole pieces.
+template <class S>
+const S* stored_at(const S* base, Index number) {
+  return base + number / kStoredNumbers<S>;
+}
+template <class S>
+constexpr Index stored_bytes(Index numbers) {
+  return numbers / kStoredNumbers<S> * static_cast<Index>(sizeof(S));
+}
+
+inline void widen(const KernelTable& kt, Index n, const BFloat16* x, float* y) { dsmoe::cpu::to_f32(kt, n, x, y); }
+inline void widen(const KernelTable& kt, Index n, const BlockQ8_0* x, float* y) {
+  kt.quant->widen_q8_0(n / BlockQ8_0::kNumbers, x, y);
+}
+
+// Lines of keys or values, `stride` numbers apart.
+template <class T>
+struct KvLines {
+  const T* first;
+  Index stride;
+};
+
+// `count` keys or values of a head from a row of the cache on: where they are, or widened into `wide` [count, head_dim].
+template <class T, class S>
+KvLines<T> kv_lines(const KernelTable& kt, const AttentionShape& s, const S* base, Index row, Index kv_head, Index count,
+                    T* wide) {
+  const Index width = s.kv_heads * s.head_dim, number = row * width + kv_head * s.head_dim;
+  if constexpr (std::is_same_v<T, S>) {
+    return {base + number, width};
+  } else {
+    for (Index i = 0; i < count; ++i) widen(kt, s.head_dim, stored_at(base, number + i * width), wide + i * s.head_dim);
+    return {wide, s.head_dim};
+  }
+}
+
 // A block of a slice.
 struct Block {
   const Blocking* slice;
@@ -108,8 +153,8 @@ void finish(const KernelTable& kt, const AttentionShape& s, const Rows& rows, Pa
 // The path for few rows, which is bound by reading the keys and values. The bits are those of the other path.
 bool few_rows(const KernelTable& kt, const AttentionShape& s, const Blocking& slice);
 // `tokens`: all rows of the batch.
-template <class T>
-void attention_few_rows(Context& ctx, const AttentionShape& s, std::span<const Block> blocks, const T* q, const T* k,
-                        const T* v, T* out, float* lse, Index tokens);
+template <class T, class S>
+void attention_few_rows(Context& ctx, const AttentionShape& s, std::span<const Block> blocks, const T* q, const S* k,
+                        const S* v, T* out, float* lse, Index tokens);
 
 }  // namespace dsmoe::ops::cpu

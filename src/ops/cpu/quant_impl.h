@@ -268,6 +268,19 @@ void widen_f16(Index n, const std::uint16_t* x, float* y) {
   }
 }
 
+void widen_q8_0(Index blocks, const void* x, float* y) {
+  constexpr Index kBytes = 2 + kQuantBlock;  // an f16 scale, then the codes
+  const auto* from = static_cast<const char*>(x);
+  for (Index b = 0; b < blocks; ++b, from += kBytes, y += kQuantBlock) {
+    std::uint16_t half;
+    __builtin_memcpy(&half, from, 2);
+    const std::uint64_t four = half * 0x0001000100010001u;
+    const F scale = Simd::from_halves(four, four, four, four);
+    Simd::store(y, Simd::mul(scale, Simd::to_float(Simd::widen_codes(from + 2))));
+    Simd::store(y + 16, Simd::mul(scale, Simd::to_float(Simd::widen_codes(from + 18))));
+  }
+}
+
 double peak(Index rounds, float* sink) {
   constexpr int kSums = 12;
   I sum[kSums];
@@ -293,5 +306,6 @@ const QuantKernels kQuantTable = {
     .type = {kernels_of<TypeQ8_0>(), kernels_of<TypeQ4_0>(), kernels_of<TypeQ5_0>(), kernels_of<TypeQ4_K>(),
              kernels_of<TypeQ5_K>(), kernels_of<TypeQ6_K>()},
     .widen_f16 = widen_f16,
+    .widen_q8_0 = widen_q8_0,
     .peak = peak,
 };

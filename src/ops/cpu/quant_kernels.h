@@ -83,7 +83,8 @@ struct QuantKernels {
   void (*quantize)(Index k, const float* x, ActivationChunk* chunks, ActivationBlock* blocks);
   QuantType type[kQuantTypes];
   void (*widen_f16)(Index n, const std::uint16_t* x, float* y);
-  double (*peak)(Index rounds, float* sink);  // as KernelTable::peak_f32, for products of 8-bit integers
+  void (*widen_q8_0)(Index blocks, const void* x, float* y);  // the numbers of GGUF's Q8_0 blocks, exactly
+  double (*peak)(Index rounds, float* sink);                  // as KernelTable::peak_f32, for products of 8-bit integers
 
   Index panel_bytes(Index blocks) const { return blocks * nr * (kQuantBlock + 2 * 4); }
 };

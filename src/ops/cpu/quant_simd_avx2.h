@@ -68,6 +68,10 @@ struct Simd {
                      _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
   }
 
+  static I widen_codes(const char* p) {  // sixteen signed bytes
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi8_epi32(codes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(codes, codes))};
+  }
   static F from_halves(std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t d) {
     return {_mm256_cvtph_ps(_mm_set_epi64x(ll(b), ll(a))), _mm256_cvtph_ps(_mm_set_epi64x(ll(d), ll(c)))};
   }

@@ -36,6 +36,9 @@ struct Simd {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(a));
   }
 
+  static I widen_codes(const char* p) {  // sixteen signed bytes
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   static F from_halves(std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t d) {
     return _mm512_cvtph_ps(_mm256_set_epi64x(ll(d), ll(c), ll(b), ll(a)));
   }

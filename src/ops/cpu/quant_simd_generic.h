@@ -103,6 +103,9 @@ struct Simd {
     for (int i = 0; i < 16; ++i) to[i] = static_cast<std::int8_t>(x.i[i]);
   }
 
+  static I widen_codes(const char* p) {  // sixteen signed bytes
+    return ints([=](int i) { return static_cast<std::int8_t>(p[i]); });
+  }
   static F from_halves(std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t d) {
     const std::uint64_t all[4] = {a, b, c, d};
     return floats([&](int i) { return half(static_cast<std::uint32_t>(all[i / 4] >> (16 * (i % 4)) & 0xffff)); });

@@ -13,10 +13,10 @@ void rope_angles(Context& ctx, const Rope& rope, const Slices& slices, RopeAngle
   const Slice* before = nullptr;
   for (const Slice& s : slices) {
     // The sequences of a training batch all have the same angles.
-    if (before && before->first_position == s.first_position && before->rows == s.rows) {
+    if (before && before->first_position == s.first_position && before->rows == s.rows && before->context == s.context) {
       for (float* x : {cos, sin}) std::copy_n(x + before->first_row * half, s.rows * half, x + s.first_row * half);
     } else {
-      const std::vector<float> frequencies = rope.frequencies(s.length());
+      const std::vector<float> frequencies = rope.frequencies(s.context);
       each_block(ctx, s.rows, kTokensPerTask, [&](Index first, Index last, int) {
         for (Index i = first; i < last; ++i) {
           const Index row = (s.first_row + i) * half;

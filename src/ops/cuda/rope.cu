@@ -150,7 +150,7 @@ void rope_angles(Context& ctx, const Rope& rope, const Slices& slices, RopeAngle
   const Index half = rope.head_dim() / 2;
   if (tables.rows == 0) return;
   bool per_slice = half > kArgument;
-  for (const Slice& s : slices) per_slice = per_slice || rope.scaled_by(s.length());
+  for (const Slice& s : slices) per_slice = per_slice || rope.scaled_by(s.context);
   Angles a{tables.position,
            tables.slice,
            nullptr,
@@ -163,7 +163,7 @@ void rope_angles(Context& ctx, const Rope& rope, const Slices& slices, RopeAngle
   std::vector<float> frequencies;
   for (const Slice& s : slices) {
     if (!per_slice && !frequencies.empty()) break;
-    const std::vector<float> own = rope.frequencies(s.length());
+    const std::vector<float> own = rope.frequencies(s.context);
     frequencies.insert(frequencies.end(), own.begin(), own.end());
   }
   Tensor placed;

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <vector>
 
+#include "ops/quantize.h"
+
 namespace dsmoe::ops::ref {
 
 namespace {
@@ -33,10 +35,25 @@ Index cache_row(const Slice& slice, Index p) {
   return slice.tiles[static_cast<std::size_t>(p / kAttentionTile)] + p % kAttentionTile;
 }
 
+Tensor narrowed(const Tensor& x, DType dtype) {
+  if (!is_quantized(dtype)) return x.to(dtype);
+  const Tensor wide = x.to(DType::kF32);
+  Tensor out(dtype, x.shape());
+  quantize_row(dtype, wide.span<float>(), out.raw_mutable());
+  return out;
+}
+
+Tensor widened(const Tensor& x) {
+  if (!is_quantized(x.dtype())) return x.to(DType::kF32);
+  Tensor out(DType::kF32, x.shape());
+  dequantize_row(x.dtype(), x.raw(), out.span<float>());
+  return out;
+}
+
 }  // namespace
 
 void store_rows(const Tensor& rows, const Slices& slices, Tensor& cache) {
-  const Tensor stored = rows.to(cache.dtype());
+  const Tensor stored = narrowed(rows, cache.dtype());
   const std::size_t bytes = stored.dim(0) > 0 ? stored.bytes() / static_cast<std::size_t>(stored.dim(0)) : 0;
   for (const Slice& slice : slices)
     for (Index i = 0; i < slice.rows; ++i)
@@ -48,7 +65,7 @@ void store_rows(const Tensor& rows, const Slices& slices, Tensor& cache) {
 void attention(const AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v, const Slices& slices,
                Tensor& out, Tensor* lse) {
   const Index tokens = q.dim(0), dim = s.head_dim, width = s.heads * dim, kv_width = s.kv_heads * dim;
-  const Tensor wide_q = q.to(DType::kF32), wide_k = k.to(DType::kF32), wide_v = v.to(DType::kF32);
+  const Tensor wide_q = q.to(DType::kF32), wide_k = widened(k), wide_v = widened(v);
   Tensor mixed(DType::kF32, out.shape());
   std::vector<double> p;
   const auto attend = [&](const Slice& slice, Index h, Index i) {

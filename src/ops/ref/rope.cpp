@@ -8,7 +8,7 @@ void rope_angles(const Rope& rope, const Slices& slices, RopeAngles& angles) {
   const Index half = rope.head_dim() / 2;
   for (const Slice& s : slices)
     for (Index i = 0; i < s.rows; ++i)
-      rope.turn(s.first_position + i, rope.frequencies(s.length()), angles.cos.data<float>() + (s.first_row + i) * half,
+      rope.turn(s.first_position + i, rope.frequencies(s.context), angles.cos.data<float>() + (s.first_row + i) * half,
                 angles.sin.data<float>() + (s.first_row + i) * half);
 }
 
