@@ -3,7 +3,6 @@
 #include "dsmoe/trainer.h"
 #include "model/plan.h"
 #include "ops/cpu/peak.h"
-#include "train/companions.h"
 #include "train/loop.h"
 #include "train/setup.h"
 
@@ -51,7 +50,8 @@ std::shared_ptr<const Model> TrainingRun::model() const {
 RunResult TrainingRun::run(const RunHooks& hooks) {
   RunHooks all = hooks;
   all.extra_files = [&](const std::filesystem::path& to) {
-    write_companions(to, impl_->start.config, impl_->start.tokenizer);
+    if (impl_->start.tokenizer) impl_->start.tokenizer->save(to);
+    impl_->start.origin.save(to);
     if (hooks.extra_files) hooks.extra_files(to);
   };
   const RunResult result = train::run(impl_->trainer, *impl_->start.data.training, impl_->start.data.held_out.get(),
