@@ -1,6 +1,7 @@
 // What a run may remove and what it is known by, whatever has become of its links.
 #include "train/run_folder.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "formats/model_source.h"
