@@ -13,7 +13,6 @@
 #include "formats/gguf_config.h"
 #include "formats/gguf_export.h"
 #include "formats/model_source.h"
-#include "train/companions.h"
 
 namespace dsmoe::cli {
 
@@ -37,13 +36,11 @@ std::uint64_t to_gguf(const Options& o, const ModelSource& model, const GgufFile
 }
 
 std::uint64_t to_folder(const Options& o, const ModelSource& model, DType dtype) {
-  const std::optional<Tokenizer> tokenizer = model.tokenizer();
-  const GenerationConfig generation = model.generation();
+  static_cast<void>(model.tokenizer()), static_cast<void>(model.generation());  // refused before anything is made
   const std::uint64_t bytes = static_cast<std::uint64_t>(parameter_count(model.config())) * size_of(dtype);
   prepare_output(o.out, bytes, o.force);
   with_progress("convert", bytes,
                 [&](const ByteProgress& progress) { save_model(o.out, model, dtype, o.shard_bytes(), progress); });
-  train::write_companions(o.out, model.config(), tokenizer, generation);
   return bytes;
 }
 

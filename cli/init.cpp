@@ -15,7 +15,6 @@
 #include "formats/gguf_export.h"
 #include "io/gguf_metadata.h"
 #include "model/weights.h"
-#include "train/companions.h"
 
 namespace dsmoe::cli {
 
@@ -37,9 +36,8 @@ std::uint64_t write_folder(const Options& o, const ModelConfig& config, const st
     save_model(
         o.out, config, *dtype,
         [&](const Parameter& p, std::size_t number) { return initial_tensor(config, p, number, o.seed, *dtype, ctx); },
-        o.shard_bytes(), progress);
+        o.shard_bytes(), progress, tokenizer);
   });
-  train::write_companions(o.out, config, tokenizer);
   return bytes;
 }
 

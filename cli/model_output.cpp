@@ -10,6 +10,7 @@
 #include "core/fail.h"
 #include "io/atomic_file.h"
 #include "model/parameters.h"
+#include "train/checkpoints.h"
 
 namespace dsmoe::cli {
 
@@ -20,8 +21,12 @@ void WriteOptions::add(CLI::App& command) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command.add_option("-t,--threads", threads, "CPU threads (0: one per core)")->capture_default_str();
-  command.add_flag("--force", force, "Overwrite an existing model");
+  add_force(command, force);
   command.add_flag("--json", json, "Print the result as JSON");
+}
+
+void add_force(CLI::App& command, bool& force) {
+  command.add_flag("--force", force, "Replace a model that is already there; other files stay");
 }
 
 bool is_gguf_name(const std::string& path) { return fs::path(path).extension() == ".gguf"; }
@@ -47,9 +52,13 @@ void check_output(const std::string& path, bool force) {
   const bool gguf = is_gguf_name(path);
   const fs::path folder = folder_of(path);
   require(!path.empty(), "-o is empty; give a folder, or a name that ends with .gguf");
-  if (!force && fs::exists(gguf ? fs::path(path) : folder / "config.json"))
-    fail(ErrorCode::kInvalidArgument, "{} already {} a model; choose another name, or --force to replace it", path,
-         gguf ? "is" : "holds");
+  if (gguf && !force && fs::exists(fs::symlink_status(path)))
+    fail(ErrorCode::kInvalidArgument, "{} is already there; choose another name, or --force to replace it", path);
+  if (const std::vector<std::string> files = model_files(folder); !gguf && !force && !files.empty())
+    fail(ErrorCode::kInvalidArgument, "{} already holds a model ({}); choose another name, or --force to replace it", path,
+         files.front());
+  if (!gguf && train::is_part_of_run(folder))
+    fail(ErrorCode::kInvalidArgument, "{} is part of a training run, which is never replaced; choose another name", path);
   if (gguf && fs::is_directory(path)) fail(ErrorCode::kInvalidArgument, "{} is a folder; choose another name", path);
   if (gguf && !fs::is_directory(folder)) fail(ErrorCode::kIo, "there is no folder {}; make it first", folder.string());
   const fs::path there = existing(folder);

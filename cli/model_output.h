@@ -1,4 +1,4 @@
-// What the commands that write a model share: init, convert, quantize.
+// What the commands that write a model share: init, convert, quantize, prune, upcycle, merge.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -22,9 +22,12 @@ struct WriteOptions {
   std::uint64_t shard_bytes() const { return static_cast<std::uint64_t>(shard_gb * 1e9); }
 };
 
+void add_force(CLI::App& command, bool& force);
+
 bool is_gguf_name(const std::string& path);  // ends with .gguf: the model goes into that file, else into a folder
 
-// Throws when a model is there already, unless forced, or when nothing can be written there. Makes nothing.
+// Throws when a file of a model is there already (weights, config.json, tokenizer: model_files()), unless forced; always in
+// the folder of a training run, and when nothing can be written there. Makes nothing.
 void check_output(const std::string& path, bool force);
 
 // The same, and throws when the disk has no room for the bytes. Then makes the folder of a model.

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "cli/format.h"
+#include "core/printable.h"
 
 namespace dsmoe::cli {
 
@@ -50,6 +51,11 @@ void Progress::update(std::int64_t done, std::string_view note) {
   note_ = note;
   const double now = output_.seconds();
   if (now - drawn_ >= (output_.terminal ? kRedrawSeconds : kLineSeconds)) draw(now);
+}
+
+void Progress::line(std::string_view text) {
+  put(output_.file, fmt::format("{}{}\n", line_open_ ? "\r\x1b[K" : "", printable(text, text.size())));
+  if (line_open_) draw(output_.seconds());
 }
 
 void Progress::finish() {

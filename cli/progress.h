@@ -29,6 +29,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void update(std::int64_t done, std::string_view note = {});  // cheap when called often
+  void line(std::string_view text);                            // a line of its own, above the bar
   void finish();                                               // draws the last state and ends the line
 
  private:

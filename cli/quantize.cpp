@@ -82,7 +82,7 @@ void add_quantize(CLI::App& program) {
       ->check(CLI::IsMember({"q8_0", "q6_k", "q5_0", "q4_k_m", "q4_k", "q4_0"}))
       ->required();
   command->add_option("-t,--threads", o.threads, "CPU threads (0: one per core)")->capture_default_str();
-  command->add_flag("--force", o.force, "Overwrite an existing file");
+  command->add_flag("--force", o.force, "Replace a file that is already there");
   command->add_flag("--json", o.json, "Print the result as JSON");
   command->footer(
       "Norms and routers stay f32. q4_k_m keeps some tensors at more bits. Rows that are not a multiple of the\n"

@@ -18,7 +18,6 @@
 #include "formats/model_source.h"
 #include "io/sharded_writer.h"
 #include "study/inspect.h"
-#include "train/companions.h"
 
 namespace dsmoe::cli {
 
@@ -40,15 +39,20 @@ struct UpcycleCommand {
   bool force = false, json = false;
 };
 
+void check_folder(const std::string& out, bool force) {
+  if (is_gguf_name(out)) throw UsageError("-o takes a folder; dsmoe convert and dsmoe quantize make .gguf files of it");
+  check_output(out, force);
+}
+
 // Writes the model with the tokenizer of the one it was made of.
 void save(const study::Surgery& surgery, DType dtype, const std::string& from, const std::string& out) {
   const std::uint64_t bytes = static_cast<std::uint64_t>(parameter_count(surgery.config)) * size_of(dtype);
   prepare_output(out, bytes, /*force=*/true);  // the caller has asked
-  with_progress("write", bytes, [&](const ByteProgress& progress) {
-    save_model(out, surgery.config, dtype, surgery.tensor, io::kDefaultShardBytes, progress, surgery.check);
-  });
   const std::unique_ptr<const ModelSource> source = ModelSource::open(from);
-  train::write_companions(out, surgery.config, source->tokenizer(), source->generation());
+  with_progress("write", bytes, [&](const ByteProgress& progress) {
+    save_model(out, surgery.config, dtype, surgery.tensor, io::kDefaultShardBytes, progress,
+               {source->tokenizer(), source->generation()}, surgery.check);
+  });
 }
 
 Evaluation loss(Context& ctx, const Transformer& model, study::LabelledData data, DType cache) {
@@ -60,7 +64,7 @@ Evaluation loss(Context& ctx, const Transformer& model, study::LabelledData data
 void run_prune(const PruneOptions& o) {
   if ((o.keep > 0) == (o.remove > 0)) throw UsageError("give either --keep or --remove");
   require_model(o.model.path);
-  check_output(o.out, o.force);
+  check_folder(o.out, o.force);
   Context ctx(o.model.session.threads);
   ModelFlags on_cpu = o.model;
   on_cpu.load.device = Device::kCpu;  // the weights are read and written, too
@@ -122,7 +126,7 @@ void run_prune(const PruneOptions& o) {
 }
 
 void run_upcycle(const UpcycleCommand& o) {
-  check_output(o.out, o.force);
+  check_folder(o.out, o.force);
   std::vector<study::LoadedModel> models;
   DType dtype = DType::kF32;
   for (const std::string& folder : o.models) {
@@ -167,7 +171,7 @@ void add_upcycle_flags(CLI::App& command, UpcycleCommand& o) {
       ->capture_default_str();
   command.add_option("-s,--seed", o.options.seed, "Seed of the routers")->capture_default_str();
   add_flag(command, {"dtype", "Output dtype (auto: as the model is stored)"}, o.dtype);
-  command.add_flag("--force", o.force, "Overwrite an existing model");
+  add_force(command, o.force);
   command.add_flag("--json", o.json, "Print the result as JSON");
 }
 
@@ -185,7 +189,7 @@ void add_prune(CLI::App& program) {
   command->add_option("-o,--out", o.out, "Output folder")->required();
   command->add_option("--keep", o.keep, "Experts to keep per layer")->check(CLI::PositiveNumber);
   command->add_option("--remove", o.remove, "Experts to remove per layer")->check(CLI::PositiveNumber);
-  command->add_flag("--force", o.force, "Overwrite an existing model");
+  add_force(*command, o.force);
   command->add_flag("--json", o.json, "Print the result as JSON");
   command->footer("Example:\n  dsmoe prune -m MODEL --data book.txt --remove 8 -o smaller");
   command->callback([options] { run_prune(*options); });

@@ -23,8 +23,22 @@ struct Options {
   BpeTrainerOptions trainer;
   std::string out;
   std::int64_t max_mb = 0;
-  bool json = false;
+  bool force = false, json = false;
 };
+
+std::filesystem::path folder_of(const std::filesystem::path& out) {
+  if (out.extension() != ".json") return out;
+  return out.has_parent_path() ? out.parent_path() : ".";
+}
+
+// Files that a tokenizer's would take the place of.
+void check_output(const std::filesystem::path& out, bool force) {
+  const std::string own = out.extension() == ".json" ? out.filename().string() : "tokenizer.json";
+  for (const std::string& name : {own, std::string("tokenizer_config.json"), std::string("chat_template.jinja")})
+    if (const auto file = folder_of(out) / name; !force && std::filesystem::exists(std::filesystem::symlink_status(file)))
+      fail(ErrorCode::kInvalidArgument, "{} is already there; choose another name, or --force to replace it",
+           file.string());
+}
 
 // To OUT itself when it is named like a file, with tokenizer_config.json beside it; otherwise into the folder OUT.
 std::filesystem::path save(const Tokenizer& tokenizer, const std::filesystem::path& out) {
@@ -32,16 +46,18 @@ std::filesystem::path save(const Tokenizer& tokenizer, const std::filesystem::pa
     tokenizer.save(out);
     return out / "tokenizer.json";
   }
-  const std::filesystem::path folder = out.has_parent_path() ? out.parent_path() : ".";
+  const std::filesystem::path folder = folder_of(out);
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) fail(ErrorCode::kIo, "{}: cannot be created: {}", folder.string(), error.message());
   io::write_file_atomically(out, tokenizer.to_json());
   io::write_file_atomically(folder / "tokenizer_config.json", tokenizer.config_json());
+  std::filesystem::remove(folder / "chat_template.jinja", error);  // the old one's would be read with the new one
   return out;
 }
 
 void run(Options o) {
+  check_output(o.out, o.force);
   BpeTrainer trainer(o.trainer);
   std::uint64_t bytes = 0;
   std::optional<Progress> progress;
@@ -104,6 +120,7 @@ void add_tokenizer(CLI::App& program) {
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
   command->add_flag("--strict", o.data.strict, "Stop at the first invalid line instead of skipping it");
+  command->add_flag("--force", o.force, "Replace a tokenizer that is already there");
   command->add_flag("--json", o.json, "Print the result as JSON");
   command->footer(
       "Examples:\n  dsmoe tokenizer train --data corpus/ --vocab-size 8192 --out tokenizer.json\n"

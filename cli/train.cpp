@@ -148,6 +148,7 @@ void run(const Flags& flags) {
   std::optional<train::StepRecord> last;
   train::RunHooks hooks;
   hooks.stop = [&] { return interrupt.pending(); };
+  hooks.note = [&](std::string_view line) { progress.line(line); };
   hooks.step = [&](const train::StepRecord& r) {
     last = r;
     progress.update(r.step + 1, note_of(r, run.flops_per_token(), peak.flops()));

@@ -59,7 +59,9 @@ class Model {
   const std::filesystem::path& path() const;  // that it was loaded from; empty for none
 
   // As a Hugging Face folder, in the dtype that it has in memory. Quantized weights are refused: load them with a dtype.
-  void save(const std::filesystem::path& folder) const;
+  // So are folders with files of a model, unless `overwrite`, and always those of a training run. Other files are left
+  // alone.
+  void save(const std::filesystem::path& folder, bool overwrite = false) const;
 
   struct Impl;  // the library's own
   explicit Model(std::unique_ptr<Impl> impl);

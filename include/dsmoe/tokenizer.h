@@ -91,10 +91,11 @@ class Tokenizer {
   std::optional<std::int32_t> id_of(std::string_view token) const;  // as tokenizer.json writes it ("Ġa")
   bool is_special(std::int32_t id) const;
 
-  const std::string& chat_template() const;              // "" for none; see chat_template.h
-  const std::string& to_json() const;                    // tokenizer.json, to the byte as it was read
-  const std::string& config_json() const;                // tokenizer_config.json, "" for none
-  void save(const std::filesystem::path& folder) const;  // writes those files
+  const std::string& chat_template() const;  // "" for none; see chat_template.h
+  const std::string& to_json() const;        // tokenizer.json, to the byte as it was read
+  const std::string& config_json() const;    // tokenizer_config.json, "" for none
+  // Writes those files and chat_template.jinja over what is there, and removes those that this tokenizer does not have.
+  void save(const std::filesystem::path& folder) const;
 
  private:
   friend class StreamDecoder;

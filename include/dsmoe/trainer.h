@@ -93,6 +93,7 @@ struct RunHooks {
   std::function<bool()> stop;                                            // checked after each step; true stops the run
   std::function<void(const StepRecord&)> step;                           // called after each step
   std::function<void(const std::filesystem::path& folder)> extra_files;  // adds files to a checkpoint
+  std::function<void(std::string_view line)> note;                       // for the user: checkpoints that were removed
 };
 
 struct RunResult {

@@ -5,7 +5,7 @@
 #include "formats/model_source.h"
 #include "io/sharded_writer.h"
 #include "model/families/family.h"
-#include "train/companions.h"
+#include "train/checkpoints.h"
 
 namespace dsmoe {
 
@@ -93,18 +93,22 @@ DType Model::dtype() const { return impl_->transformer->dtype(); }
 Device Model::device() const { return impl_->transformer->device(); }
 const fs::path& Model::path() const { return impl_->path; }
 
-void Model::save(const fs::path& folder) const {
+void Model::save(const fs::path& folder, bool overwrite) const {
   const ModelWeights& weights = impl_->transformer->weights();
   require(device() == Device::kCpu, "the model is on a GPU; load it with the device cpu to save it");
   require(impl_->transformer->trainable(),
           "the weights are quantized, f16 or of several dtypes; load the model with the dtype f32 or bf16");
+  if (const std::vector<std::string> files = model_files(folder); !overwrite && !files.empty())
+    fail(ErrorCode::kInvalidArgument, "{} already holds a model ({}); choose another folder, or overwrite it",
+         folder.string(), files.front());
+  if (train::is_part_of_run(folder))
+    fail(ErrorCode::kInvalidArgument, "{} is part of a training run; choose another folder", folder.string());
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) fail(ErrorCode::kIo, "cannot make the folder {}: {}", folder.string(), error.message());
   save_model(
       folder, config(), dtype(), [&](const Parameter& p, std::size_t) { return weights.dense(p); }, io::kDefaultShardBytes,
-      /*progress=*/{}, [&] { weights.check(); });
-  train::write_companions(folder, config(), tokenizer(), generation());
+      {}, {tokenizer(), generation()}, [&] { weights.check(); });
 }
 
 }  // namespace dsmoe

@@ -1,9 +1,9 @@
 #include "api/model_impl.h"
 #include "core/fail.h"
 #include "dsmoe/trainer.h"
+#include "formats/folder_export.h"
 #include "model/plan.h"
 #include "ops/cpu/peak.h"
-#include "train/companions.h"
 #include "train/loop.h"
 #include "train/setup.h"
 
@@ -53,6 +53,7 @@ RunResult TrainingRun::run(const RunHooks& hooks) {
   RunHooks all = hooks;
   all.extra_files = [&](const std::filesystem::path& to) {
     write_companions(to, impl_->start.config, impl_->start.tokenizer, impl_->start.generation);
+    impl_->start.origin.save(to);
     if (hooks.extra_files) hooks.extra_files(to);
   };
   const RunResult result = train::run(impl_->trainer, *impl_->start.data.training, impl_->start.data.held_out.get(),

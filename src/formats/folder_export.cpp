@@ -1,15 +1,24 @@
 #include "formats/folder_export.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "formats/gguf_rows.h"
 #include "formats/model_source.h"
 #include "io/atomic_file.h"
+#include "io/checkpoint_index.h"
 #include "io/sharded_writer.h"
 
 namespace dsmoe {
 
+namespace fs = std::filesystem;
+
 namespace {
+
+constexpr std::string_view kConfig = "config.json";
+constexpr std::string_view kCompanions[] = {"generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                                            "chat_template.jinja"};
 
 std::string fresh_generation_config(const ModelConfig& c) {
   nlohmann::ordered_json j = {{"_from_model_config", true}};
@@ -19,10 +28,89 @@ std::string fresh_generation_config(const ModelConfig& c) {
   return j.dump(2) + "\n";
 }
 
+void rename_file(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  fs::rename(from, to, error);
+  if (error) throw io::io_error(to, "put the file in place", error.value());
+}
+
+void remove_file(const fs::path& file) {
+  std::error_code error;
+  fs::remove(file, error);
+  if (error) throw io::io_error(file, "remove the old file", error.value());
+}
+
+// The small files of a model, complete on the disk before the first one of the old model is touched.
+class StagedTexts {
+ public:
+  explicit StagedTexts(const fs::path& model) : model_(model), folder_(model / kUnfinishedModel) {
+    std::error_code error;
+    fs::remove_all(folder_, error);  // of a save that was killed; ours has the lock
+    fs::create_directory(folder_, error);
+    if (error) throw io::io_error(folder_, "make the folder", error.value());
+  }
+  // After an error the old model has its config back; not if its weights are gone: then the texts stay for the user.
+  ~StagedTexts() {
+    if (weights_in_place_ && !complete_) return;
+    std::error_code ignored;
+    if (fs::exists(old_config(), ignored) && !fs::exists(model_ / kConfig, ignored))
+      fs::rename(old_config(), model_ / kConfig, ignored);
+    fs::remove_all(folder_, ignored);
+  }
+  StagedTexts(const StagedTexts&) = delete;
+  StagedTexts& operator=(const StagedTexts&) = delete;
+
+  void write(const ModelConfig& config, const Companions& companions) const {
+    write_companions(folder_, config, companions.tokenizer, companions.generation);
+    io::write_file_atomically(folder_ / kConfig, config.to_json());
+  }
+  void hide_old_config() const {
+    std::error_code ignored;
+    if (!fs::exists(fs::symlink_status(model_ / kConfig, ignored))) return;
+    rename_file(model_ / kConfig, old_config());
+    io::sync_folder(model_);
+  }
+  // config.json last: with it the folder is a model.
+  void put_in_place() {
+    weights_in_place_ = true;
+    for (const std::string_view name : kCompanions) {
+      std::error_code ignored;
+      if (fs::exists(folder_ / name, ignored))
+        rename_file(folder_ / name, model_ / name);
+      else
+        remove_file(model_ / name);
+    }
+    io::sync_folder(model_);
+    rename_file(folder_ / kConfig, model_ / kConfig);
+    complete_ = true;
+    io::sync_folder(model_);
+  }
+
+ private:
+  fs::path old_config() const { return folder_ / "old-config.json"; }
+
+  fs::path model_, folder_;
+  bool weights_in_place_ = false, complete_ = false;
+};
+
 }  // namespace
 
-void save_model(const std::filesystem::path& folder, const ModelConfig& config, DType dtype, const TensorSource& tensor,
-                std::uint64_t max_shard_bytes, const ByteProgress& progress, const std::function<void()>& check) {
+std::vector<std::string> model_files(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name == kConfig || name == io::kIndexFile || io::is_weight_file(name) ||
+        std::find(std::begin(kCompanions), std::end(kCompanions), name) != std::end(kCompanions))
+      names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void save_model(const fs::path& folder, const ModelConfig& config, DType dtype, const TensorSource& tensor,
+                std::uint64_t max_shard_bytes, const ByteProgress& progress, const Companions& companions,
+                const std::function<void()>& check) {
   const std::vector<Parameter> parameters = parameter_list(config);
   std::vector<io::TensorSpec> specs;
   std::uint64_t total = 0, done = 0;
@@ -40,11 +128,14 @@ void save_model(const std::filesystem::path& folder, const ModelConfig& config, 
   if (check) check();
   ModelConfig stored = config;
   stored.torch_dtype = dtype;
-  io::write_file_atomically(folder / "config.json", stored.to_json());
+  StagedTexts texts(folder);
+  texts.write(stored, companions);
+  texts.hide_old_config();
   writer.finish();
+  texts.put_in_place();
 }
 
-void save_model(const std::filesystem::path& folder, const ModelSource& source, DType dtype, std::uint64_t max_shard_bytes,
+void save_model(const fs::path& folder, const ModelSource& source, DType dtype, std::uint64_t max_shard_bytes,
                 const ByteProgress& progress) {
   std::optional<Parameter> last;  // written when the next one is asked for, so its pages are free then
   const auto next = [&](const Parameter& p, std::size_t) {
@@ -52,12 +143,14 @@ void save_model(const std::filesystem::path& folder, const ModelSource& source, 
     last = p;
     return to_plain(source.tensor(p), dtype);
   };
-  source.checked(
-      [&] { save_model(folder, source.config(), dtype, next, max_shard_bytes, progress, [&] { source.check_files(); }); });
+  source.checked([&] {
+    save_model(folder, source.config(), dtype, next, max_shard_bytes, progress, {source.tokenizer(), source.generation()},
+               [&] { source.check_files(); });
+  });
 }
 
-void write_companions(const std::filesystem::path& folder, const ModelConfig& config,
-                      const std::optional<Tokenizer>& tokenizer, const GenerationConfig& generation) {
+void write_companions(const fs::path& folder, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer,
+                      const GenerationConfig& generation) {
   const std::string text = generation.to_json();
   io::write_file_atomically(folder / "generation_config.json", text.empty() ? fresh_generation_config(config) : text);
   if (tokenizer) tokenizer->save(folder);

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "dsmoe/generation_config.h"
 #include "dsmoe/model_config.h"
@@ -13,16 +16,31 @@ namespace dsmoe {
 
 class ModelSource;
 
-// config.json and the weights, shard by shard. `progress` (may be empty) hears of bytes written so far and in all; `check`
-// (may be empty) throws when the tensors that were given turn out to be wrong, before the model is there.
+// The names of files in a folder that belong to a model and that a save replaces or removes: config.json, the weights under
+// the names that we give them, and what write_companions() writes. Sorted.
+std::vector<std::string> model_files(const std::filesystem::path& folder);
+
+// What a folder has besides the weights and their config. Without a generation config one is made from the config.
+struct Companions {
+  std::optional<Tokenizer> tokenizer = {};
+  GenerationConfig generation = {};
+};
+
+// The weights shard by shard, config.json and companions. `progress` (may be empty) hears of bytes written so far and in
+// all. A model that is in the folder stays until all of the new one is on the disk, and then no file of it is left; files
+// that are none of model_files() are never touched. Between the two the folder has no config.json for a moment, so that
+// files of both are not taken for one model: killed there, the texts of both are in kUnfinishedModel. `check` (may be
+// empty) throws when the tensors that were given turn out to be wrong, before any of that.
 void save_model(const std::filesystem::path& folder, const ModelConfig& config, DType dtype, const TensorSource& tensor,
-                std::uint64_t max_shard_bytes, const ByteProgress& progress = {}, const std::function<void()>& check = {});
-// The same of a model in another place or format, without holding it.
+                std::uint64_t max_shard_bytes, const ByteProgress& progress = {}, const Companions& companions = {},
+                const std::function<void()>& check = {});
+// The same of a model in another place or format, without holding it, with its companions.
 void save_model(const std::filesystem::path& folder, const ModelSource& source, DType dtype, std::uint64_t max_shard_bytes,
                 const ByteProgress& progress = {});
 
-// generation_config.json (made from the config for a model that has none) and the tokenizer's files: what a folder has
-// besides the weights and their config.
+inline constexpr const char* kUnfinishedModel = ".unfinished-model";  // a folder in the model's
+
+// generation_config.json and the tokenizer's files.
 void write_companions(const std::filesystem::path& folder, const ModelConfig& config,
                       const std::optional<Tokenizer>& tokenizer, const GenerationConfig& generation = {});
 

@@ -5,6 +5,7 @@
 
 #include "core/available_memory.h"
 #include "core/fail.h"
+#include "formats/folder_export.h"
 #include "formats/folder_source.h"
 #include "formats/gguf_source.h"
 
@@ -52,6 +53,8 @@ void check_is_model(const std::filesystem::path& path) {
     case Kind::kGguf: return;
     case Kind::kFolder:
       if (std::filesystem::exists(path / "config.json")) return;
+      if (std::filesystem::exists(path / kUnfinishedModel))
+        fail(ErrorCode::kIo, "{}: a save into this folder was interrupted; make the model again with force", path.string());
       fail(ErrorCode::kIo, "{} has no config.json; give the folder of a model or a .gguf file", path.string());
     case Kind::kOtherFile:
       fail(ErrorCode::kFormat, "{} is neither a folder nor a GGUF file; give one of these", path.string());

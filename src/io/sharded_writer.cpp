@@ -38,14 +38,6 @@ bool take(std::string_view& text, std::string_view prefix) {
   return true;
 }
 
-// Names that this writer gives: model.safetensors, model-00001-of-00002.safetensors, model-staged-00001-...
-bool is_weight_file(std::string_view name) {
-  if (name == kSingleFile) return true;
-  if (!take(name, "model-")) return false;
-  take(name, "staged-");
-  return take_number(name) && take(name, "-of-") && take_number(name) && name == ".safetensors";
-}
-
 fs::path made(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
@@ -83,6 +75,13 @@ std::set<std::string> files_in_use(const fs::path& folder) {
 }
 
 }  // namespace
+
+bool is_weight_file(std::string_view name) {
+  if (name == kSingleFile) return true;
+  if (!take(name, "model-")) return false;
+  take(name, "staged-");
+  return take_number(name) && take(name, "-of-") && take_number(name) && name == ".safetensors";
+}
 
 std::vector<std::vector<TensorSpec>> plan_shards(const std::vector<TensorSpec>& tensors, std::uint64_t max_bytes) {
   std::vector<std::vector<TensorSpec>> shards(1);

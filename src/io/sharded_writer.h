@@ -22,6 +22,9 @@ namespace dsmoe::io {
 
 constexpr std::uint64_t kDefaultShardBytes = 5'000'000'000;  // what other tools write and expect
 
+// Names that this writer gives: model.safetensors, model-00001-of-00002.safetensors, model-staged-00001-...
+bool is_weight_file(std::string_view name);
+
 // Consecutive tensors with at most max_bytes together; a larger tensor has a shard of its own.
 std::vector<std::vector<TensorSpec>> plan_shards(const std::vector<TensorSpec>& tensors, std::uint64_t max_bytes);
 

@@ -217,7 +217,7 @@ std::optional<Outcome> run_one(Context& ctx, const CompareOptions& options, Inde
 
   const DType dtype = o.dtype;
   train::RunFolder run_folder(folder);
-  const std::optional<fs::path> last = run_folder.last();
+  const std::optional<fs::path> last = run_folder.resume({});
   train::Trainer trainer(ctx, c.config,
                          last ? load_weights(*last, c.config, dtype) : random_weights(c.config, seed, dtype, ctx), o);
   train::RunState state;

@@ -207,9 +207,15 @@ void Tokenizer::save(const std::filesystem::path& folder) const {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) fail(ErrorCode::kIo, "{}: cannot be created: {}; choose another folder", folder.string(), error.message());
-  write_file(folder / kFile, impl_->json_text);
-  if (!impl_->config_text.empty()) write_file(folder / kConfig, impl_->config_text);
-  if (!impl_->jinja_file.empty()) write_file(folder / kJinja, impl_->jinja_file);
+  // A file that this tokenizer does not have would be read as part of it.
+  const auto replace = [&](const char* name, const std::string& text) {
+    if (!text.empty()) return write_file(folder / name, text);
+    fs::remove(folder / name, error);
+    if (error) fail(ErrorCode::kIo, "{}: cannot be removed: {}", (folder / name).string(), error.message());
+  };
+  replace(kFile, impl_->json_text);
+  replace(kConfig, impl_->config_text);
+  replace(kJinja, impl_->jinja_file);
 }
 
 }  // namespace dsmoe

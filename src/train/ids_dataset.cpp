@@ -2,6 +2,7 @@
 
 #include "core/fail.h"
 #include "io/text_data.h"
+#include "train/hash.h"
 #include "train/permutation.h"
 
 namespace dsmoe::train {
@@ -23,6 +24,13 @@ IdsDataset::IdsDataset(const std::filesystem::path& path, Index vocab_size, Orde
     ++lines_;
   }
   if (lines_ == 0) fail(ErrorCode::kFormat, "{}: no token ids to train on", path.string());
+}
+
+std::string IdsDataset::fingerprint() const {
+  Hash hash;
+  hash.add(static_cast<std::uint64_t>(length_));
+  hash.add(std::as_bytes(std::span(ids_)));
+  return hash.hex();
 }
 
 Batch IdsDataset::batch(Index first, Index count) const {

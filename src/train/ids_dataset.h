@@ -19,6 +19,7 @@ class IdsDataset : public Dataset {
   Batch batch(Index first, Index count) const override;
   Index sequences() const override { return lines_; }
   std::span<const std::string> labels() const override { return {}; }
+  std::string fingerprint() const;
   Index length() const { return length_; }  // S, the inputs of one sequence
 
  private:

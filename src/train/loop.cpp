@@ -105,7 +105,7 @@ class Loop {
           write_run(to, result_.state, options_);
           if (hooks_.extra_files) hooks_.extra_files(to);
         },
-        new_best_, options_.keep);
+        result_.state.best_step, options_.keep, hooks_.note);
   }
 
   void add_events(const StepRecord& r) {

@@ -4,18 +4,23 @@
 //   config.json, model.safetensors, ...  links into last/, so that the folder itself is a model too
 //   log.jsonl, tensorboard/
 // A checkpoint is written under another name and renamed when complete, and links are replaced by renaming: killed at any
-// moment, `last` is the newest complete checkpoint.
+// moment, the newest complete checkpoint is whole. It is found by looking (checkpoints.h); the links are made for people
+// and other programs, and made again where a copy has lost them. Nothing is removed that does not carry our mark.
 #pragma once
 
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "dsmoe/tensor.h"
 #include "io/folder_lock.h"
 
 namespace dsmoe::train {
+
+using Note = std::function<void(std::string_view line)>;  // for the user; may be empty
 
 class RunFolder {
  public:
@@ -23,23 +28,39 @@ class RunFolder {
   explicit RunFolder(const std::filesystem::path& folder);
 
   const std::filesystem::path& path() const { return folder_; }
-  std::optional<std::filesystem::path> last() const { return target("last"); }
-  std::optional<std::filesystem::path> best() const { return target("best"); }
-  bool holds_other_model() const;  // files of a model that are not links of ours
+  bool holds_run() const;  // checkpoints of ours, whole or not, or the link to one
+  // The newest complete checkpoint; none where there is no run. Throws where there is a run but no complete checkpoint, and
+  // where two could be the newest.
+  std::optional<std::filesystem::path> last() const;
+  std::optional<std::filesystem::path> best() const;       // by its link
+  std::vector<std::filesystem::path> checkpoints() const;  // ours, whole or not, newest first
 
-  // Fills checkpoint-`steps` by calling write(folder) and makes it the last one, and the best with `best`. Then removes
-  // all but the newest `keep` and the best.
-  void add(Index steps, const std::function<void(const std::filesystem::path&)>& write, bool best, Index keep);
+  // last(), ready to be continued: with its links as they were when the run was copied without them, or as folders and
+  // files. Throws, before anything is changed, for files of this folder that differ from the checkpoint's.
+  std::optional<std::filesystem::path> resume(const Note& note);
+  // For a new run: throws for a model and for entries that a run would need the names of.
+  void check_new() const;
+  // Throws for folders of others with the name of a checkpoint that the next steps would write.
+  void check_names(Index steps_done, Index steps) const;
+
+  // Fills checkpoint-`steps` by calling write(folder) and makes it the last one. The best is that of `best_step` (-1: none
+  // yet). Then removes all of ours but the newest `keep` and the best, with a note for each.
+  void add(Index steps, const std::function<void(const std::filesystem::path&)>& write, Index best_step, Index keep,
+           const Note& note = {});
 
  private:
-  std::optional<std::filesystem::path> target(const char* link) const;
+  std::filesystem::path find_last(const std::vector<std::filesystem::path>& found) const;
+  void check_links() const;  // that `last` and `best` are ours, if they are there
+  void settle_copies(const Note& note) const;
+  void check_files(const std::filesystem::path& checkpoint) const;
   void point(const std::string& link, const std::filesystem::path& to) const;
   void link_files(const std::filesystem::path& checkpoint) const;
-  void prune(Index keep) const;
+  void prune(Index best_step, Index keep, const Note& note) const;
   void remove_leftovers() const;
 
   std::filesystem::path folder_;
   io::FolderLock lock_;
+  std::optional<std::filesystem::path> last_;  // once it is known
 };
 
 }  // namespace dsmoe::train

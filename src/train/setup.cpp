@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/json_read.h"
 #include "core/options.h"
 #include "formats/model_source.h"
 #include "tokenizer/bpe_trainer.h"
+#include "train/checkpoints.h"
 #include "train/corpus/builtin_tokenizer.h"
-#include "train/ids_dataset.h"
 #include "train/loop.h"
 #include "train/options.h"
+#include "train/step_log.h"
 
 namespace dsmoe::train {
 
@@ -34,6 +36,38 @@ bool is_ids(const std::vector<std::string>& data) {
 
 bool is_given(const RunSetup& setup, const std::string& name) {
   return setup.given.contains(name) || to_json(setup.train)[name] != to_json(TrainOptions())[name];
+}
+
+// A log without a checkpoint: of a run that was killed early, which begins again, or of something else.
+void check_log(const RunSetup& setup) {
+  const fs::path log = fs::path(setup.out) / "log.jsonl";
+  if (!fs::exists(log)) return;
+  if (!setup.resume)
+    fail(ErrorCode::kInvalidArgument,
+         "{} is already there; choose another folder, or resume to begin again the run that wrote it", log.string());
+  if (!StepLog::is_log(log))
+    fail(ErrorCode::kInvalidArgument, "{} is not the log of a training run; choose another folder", log.string());
+}
+
+// None for a new run.
+std::optional<fs::path> checkpoint_to_resume(const RunSetup& setup, RunFolder& folder, const SetupHooks& hooks) {
+  if (!setup.resume && folder.holds_run())
+    fail(ErrorCode::kInvalidArgument, "{} already holds a training run; resume it, or choose another folder", setup.out);
+  if (setup.resume)
+    if (const std::optional<fs::path> found = folder.last()) {
+      for (const fs::path& other : folder.checkpoints())
+        if (damage_of(other).empty()) check_same_run(*found, other);
+      return folder.resume(hooks.note);
+    }
+  folder.check_new();
+  check_log(setup);
+  if (!setup.resume) return {};
+  for (const fs::directory_entry& entry : fs::directory_iterator(setup.out))
+    if (steps_in_name(entry.path()) >= 0)
+      fail(ErrorCode::kInvalidArgument,
+           "{} has no trainer state to resume from; train from it with model, in another folder", entry.path().string());
+  note(hooks, fmt::format("{} has no checkpoint yet; starting from the beginning", setup.out));
+  return {};
 }
 
 // A checkpoint's options, changed by those that are given.
@@ -107,6 +141,9 @@ std::optional<Tokenizer> find_tokenizer(const RunSetup& setup, const Start& star
     if (std::optional<Tokenizer> found = load_tokenizer(path)) return found;
   }
   if (is_ids(start.options.data)) return {};
+  if (start.resumed)
+    fail(ErrorCode::kInvalidArgument, "{} has no tokenizer.json; copy it there again, or give the run's tokenizer",
+         start.resumed->string());
   if (!setup.model.empty())
     fail(ErrorCode::kInvalidArgument, "{} has no tokenizer; give one, or token ids as an .ids file", setup.model);
   if (start.options.data == std::vector<std::string>{kBuiltin})
@@ -114,12 +151,53 @@ std::optional<Tokenizer> find_tokenizer(const RunSetup& setup, const Start& star
   return learned_tokenizer(data, start.config.vocab_size, hooks);
 }
 
+// The run's own place in its data: sequences of this length, in this order.
+void check_data_options(const RunSetup& setup, const Start& start) {
+  const nlohmann::ordered_json now = to_json(start.options), before = to_json(load_options(*start.resumed));
+  for (const char* name : {"seq-len", "order", "seed", "holdout"}) {
+    if (now[name] == before[name] || (std::string_view(name) == "seq-len" && is_ids(start.options.data))) continue;
+    fail(ErrorCode::kInvalidArgument,
+         "{} is {}, but the run in {} has {}, and its place in the data depends on it; leave it out to resume, or train "
+         "from {} with model in another folder",
+         name, json_read::shown(now[name]), setup.out, json_read::shown(before[name]), setup.out);
+  }
+}
+
+// Before the model and the data are read. `known`: none for a run of an earlier version.
+void check_resumed(const RunSetup& setup, const Start& start, const std::optional<Origin>& known, const SetupHooks& hooks) {
+  check_data_options(setup, start);
+  if (!known) {
+    note(hooks, fmt::format("{} is of an earlier version: whether its starting model, tokenizer and data are the same is "
+                            "not checked",
+                            start.resumed->string()));
+    return;
+  }
+  check_saved_config(*start.resumed, *known);
+  check_starting_point(setup, *known);
+}
+
+void check_tokenizer(const RunSetup& setup, const Start& start, const Origin& known) {
+  if (start.origin.tokenizer == known.tokenizer) return;
+  if (known.tokenizer.empty())
+    fail(ErrorCode::kInvalidArgument, "the run in {} has no tokenizer; leave it out to resume", setup.out);
+  fail(ErrorCode::kInvalidArgument,
+       "the tokenizer {} is not the one that the run in {} was started with; {} or start a new run in another folder",
+       setup.tokenizer.empty() ? "in " + start.resumed->string() : setup.tokenizer, setup.out,
+       setup.tokenizer.empty() ? "put the old one back," : "leave it out to resume,");
+}
+
+void check_data(const RunSetup& setup, const Start& start, const Origin& known) {
+  if (start.origin.data != known.data)
+    fail(ErrorCode::kInvalidArgument,
+         "{}: not the data that the run in {} was started with; put the old files back to resume, or train from {} with "
+         "model in another folder",
+         fmt::join(start.options.data, ", "), setup.out, setup.out);
+}
+
 void open_data(Start& start, DataOptions options, const SetupHooks& hooks) {
   if (is_ids(start.options.data)) {
-    auto ids = std::make_unique<IdsDataset>(start.options.data.front(), start.config.vocab_size, start.options.order,
-                                            start.options.seed);
-    start.options.seq_len = ids->length();  // the file's
-    start.data.training = std::move(ids);
+    start.data = open_ids(options, start.config.vocab_size);
+    start.options.seq_len = start.data.training->batch(0, 1).length;  // the file's
     return;
   }
   options.progress = hooks.reading;
@@ -129,26 +207,32 @@ void open_data(Start& start, DataOptions options, const SetupHooks& hooks) {
 
 }  // namespace
 
-Start set_up_training(const RunSetup& setup, const RunFolder& folder, Context& ctx, const SetupHooks& hooks) {
+Start set_up_training(const RunSetup& setup, RunFolder& folder, Context& ctx, const SetupHooks& hooks) {
   setup.validate();
   Start start;
-  start.resumed = folder.last();
-  if (start.resumed && !setup.resume)
-    fail(ErrorCode::kInvalidArgument, "{} already holds a training run; resume it, or choose another folder", setup.out);
-  if (folder.holds_other_model())
-    fail(ErrorCode::kInvalidArgument, "{} already holds a model; choose another folder", setup.out);
-  if (setup.resume && !start.resumed)
-    note(hooks, fmt::format("{} has no checkpoint yet; starting from the beginning", setup.out));
+  start.resumed = checkpoint_to_resume(setup, folder, hooks);
   start.options = start.resumed ? resumed_options(setup, *start.resumed) : fresh_options(setup);
   start.options.validate();
+  folder.check_names(start.resumed ? steps_in_name(*start.resumed) : -1, start.options.steps);
+  std::optional<Origin> known;
+  if (start.resumed) {
+    known = Origin::load(*start.resumed);
+    check_resumed(setup, start, known, hooks);
+    if (known) start.origin = *known;
+  }
   load_model(setup, start, ctx);
+  if (!start.resumed) start.origin = starting_point(setup);
   const DataOptions data = data_options(start.options);
   start.tokenizer = find_tokenizer(setup, start, data, hooks);
+  start.origin.tokenizer = fingerprint(start.tokenizer);
+  if (known) check_tokenizer(setup, start, *known);
   if (start.tokenizer && !start.resumed && setup.model.empty()) {
     if (const auto id = start.tokenizer->bos_id()) start.config.bos_token_id = *id;
     if (const auto id = start.tokenizer->eos_id()) start.config.eos_token_id = {*id};
   }
   open_data(start, data, hooks);
+  start.origin.data = start.data.fingerprint;
+  if (known) check_data(setup, start, *known);
   require(start.options.seq_len <= start.config.max_position_embeddings,
           "seq-len is {}, longer than the model's max_position_embeddings {}; choose a shorter one", start.options.seq_len,
           start.config.max_position_embeddings);

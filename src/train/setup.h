@@ -9,6 +9,7 @@
 #include "dsmoe/trainer.h"
 #include "model/weights.h"
 #include "train/data/open_dataset.h"
+#include "train/origin.h"
 #include "train/run_folder.h"
 
 namespace dsmoe::train {
@@ -21,9 +22,11 @@ struct Start {
   GenerationConfig generation;         // of the model that is trained on; it goes along into the checkpoints
   Data data;
   std::optional<std::filesystem::path> resumed;  // the checkpoint
+  Origin origin;                                 // what a checkpoint keeps of all this
 };
 
-// Throws for options that do not fit together, and for a folder that holds something else.
-Start set_up_training(const RunSetup& setup, const RunFolder& folder, Context& ctx, const SetupHooks& hooks);
+// Throws for options that do not fit together, for a folder that holds something else, and for a run that is to be resumed
+// with another model, tokenizer or data than it had.
+Start set_up_training(const RunSetup& setup, RunFolder& folder, Context& ctx, const SetupHooks& hooks);
 
 }  // namespace dsmoe::train

@@ -30,6 +30,18 @@ std::string entries_before(const std::filesystem::path& path, Index first_step) 
 
 }  // namespace
 
+bool StepLog::is_log(const std::filesystem::path& path) {
+  io::LineReader lines(path);
+  std::string_view line;
+  if (!lines.next(line)) return true;
+  try {
+    const json_read::Json entry = json_read::parse_object(line, lines.path());
+    return entry.contains("step") && entry.contains("loss") && entry.contains("expert_load_max");
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 StepLog::StepLog(const std::filesystem::path& path, Index first_step) : path_(path.string()), file_(nullptr, std::fclose) {
   io::write_file_atomically(path, entries_before(path, first_step));
   file_.reset(std::fopen(path_.c_str(), "ab"));

@@ -15,6 +15,7 @@ class StepLog {
  public:
   // Appends after the entries of steps before `first_step`; later entries come from a run that was killed, and are dropped.
   StepLog(const std::filesystem::path& path, Index first_step);
+  static bool is_log(const std::filesystem::path& path);  // empty, or begun by this class
 
   void add(const StepRecord& record);
 

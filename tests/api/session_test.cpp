@@ -219,6 +219,8 @@ TEST(ApiModel, SavesWhatItLoads) {
   const testing::TempFolder folder;
   const std::shared_ptr<Model> made = with_tokenizer();
   made->save(folder / "model");
+  EXPECT_TRUE(testing::throws_error([&] { made->save(folder / "model"); }, {"already holds a model", "overwrite"}));
+  made->save(folder / "model", true);
   const std::shared_ptr<Model> loaded = Model::load(folder / "model");
   EXPECT_EQ(loaded->dtype(), DType::kF32);
   EXPECT_EQ(loaded->path(), folder / "model");

@@ -52,6 +52,19 @@ TEST_F(ProgressTest, RedrawsALineOnATerminal) {
   EXPECT_EQ(written().back(), '\n') << "work that failed leaves the line to what comes next";
 }
 
+TEST_F(ProgressTest, LinesStandAboveTheBar) {
+  {
+    Progress p("load", 10, "files", 0, output(false));
+    p.line("one");
+    EXPECT_EQ(written(), "one\n");
+  }
+  Progress p("load", 10, "files", 0, output(true, 30));
+  now_ = 101;
+  p.update(5);
+  p.line("two");
+  EXPECT_EQ(written(), "one\n\rload 5/10 files (50%), 5 file\x1b[K\r\x1b[Ktwo\n\rload 5/10 files (50%), 5 file\x1b[K");
+}
+
 TEST_F(ProgressTest, FitsTheTerminal) {
   Progress p("load", 10, "files", 0, output(true, 30));
   now_ = 101;

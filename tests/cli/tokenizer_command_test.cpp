@@ -45,7 +45,8 @@ TEST_F(TokenizerCommand, LearnsFromFilesAndLeavesOutBadLines) {
   EXPECT_EQ(made.json()["vocab_size"], 261) << "\"ab\" and \" ab\", then there is nothing to join";
   EXPECT_EQ(made.json()["bytes"], 19);
   EXPECT_TRUE(made.err_has("x.jsonl:2:")) << made.err;
-  arguments.push_back("--strict");
+  EXPECT_TRUE(fails(run_program(arguments), 1, {"tokenizer.json is already there", "--force"}));
+  arguments.insert(arguments.end(), {"--strict", "--force"});
   const ProgramResult strict = run_program(arguments);
   EXPECT_EQ(strict.status, 1);
   EXPECT_TRUE(strict.err_has("x.jsonl:2:")) << strict.err;

@@ -41,7 +41,7 @@ RunResult run_in(const std::filesystem::path& out, const TrainOptions& options, 
   Context ctx(threads);
   const Walks data;
   RunFolder folder(out);
-  const auto last = folder.last();
+  const auto last = folder.resume({});
   if (!last) {
     Trainer trainer = make_trainer(ctx, options, config);
     return run(trainer, data, &data, options, folder, {}, hooks);
@@ -130,7 +130,7 @@ TEST(TrainLoop, KeepsBestAndLastAndIsAModelItself) {
   EXPECT_EQ(folder.last()->filename(), "checkpoint-10");
   EXPECT_EQ(folder.best()->filename(), "checkpoint-" + std::to_string(result.state.best_step));
   EXPECT_EQ(checkpoints, result.state.best_step == 10 ? 1 : 2);
-  EXPECT_FALSE(folder.holds_other_model());
+  EXPECT_TRUE(folder.holds_run());
   Context ctx(1);
   EXPECT_EQ(load_model(dir / "out").config().hidden_size, 32);
   EXPECT_TRUE(std::filesystem::exists(dir / "out" / "tokenizer.json"));
@@ -146,25 +146,6 @@ TEST(TrainLoop, StopsWhenAskedAndSaves) {
   const RunResult result = run_in(dir / "out", run_options(), 2, hooks);
   EXPECT_TRUE(result.stopped);
   EXPECT_EQ(RunFolder(dir / "out").last()->filename(), "checkpoint-2");
-}
-
-// A checkpoint that was complete when its run was killed, but not yet the last one, gives way to the new one of its name.
-TEST(TrainRunFolder, ReplacesACheckpointThatIsNotTheLast) {
-  TempFolder dir;
-  RunFolder folder(dir / "out");
-  const auto write = [](const char* text) {
-    return [text](const std::filesystem::path& to) { std::ofstream(to / "config.json") << text; };
-  };
-  folder.add(1, write("one"), true, 1);
-  std::filesystem::create_directory(dir / "out" / "checkpoint-2");
-  std::ofstream(dir / "out" / "checkpoint-2" / "config.json") << "old";
-  folder.add(2, write("new"), false, 1);
-  EXPECT_EQ(testing::read_bytes(dir / "out" / "last" / "config.json"), "new");
-  EXPECT_EQ(testing::read_bytes(dir / "out" / "best" / "config.json"), "one");
-  EXPECT_EQ(testing::read_bytes(dir / "out" / "config.json"), "new");
-  folder.add(3, write("three"), true, 1);
-  EXPECT_FALSE(std::filesystem::exists(dir / "out" / "checkpoint-1"));
-  EXPECT_FALSE(std::filesystem::exists(dir / "out" / "checkpoint-2"));
 }
 
 TEST(TrainLoop, OneRunPerFolder) {
@@ -219,7 +200,7 @@ void kill_and_resume(int kills, std::uint64_t seed) {
       continue;
     }
     RunFolder folder(dir / "out");
-    if (const auto last = folder.last()) {
+    if (const auto last = folder.resume({})) {
       const ModelConfig config = ModelConfig::load(*last);
       Context ctx(1);
       Trainer trainer(ctx, config, load_weights(*last, config, DType::kF32), o);

@@ -17,6 +17,8 @@ void attention(Context& ctx, const AttentionShape& s, const Tensor& q, const Ten
   const SliceTables& t = slices.tables();
   const Index rows = q.dim(0);
   require(t.rows == rows, "[attention] the slices on the GPU have {} rows, the batch {}", t.rows, rows);
+  require(k.dtype() == q.dtype(), "[attention] keys are {} for {} queries; on a GPU they have one dtype",
+          to_string(k.dtype()), to_string(q.dtype()));
   if (rows == 0) return;
   const gpu::AttentionKernels use = gpu::attention_kernels(gpu::device_info(), q.dtype(), s.head_dim, gpu::forced_path());
   log("launch", "attention T={} slices={} H={} KVH={} head_dim={} dtype={} mma={} stages={} blocks={} tiles={} merged={}",

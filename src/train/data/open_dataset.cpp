@@ -13,6 +13,7 @@
 #include "train/data/documents.h"
 #include "train/data/packed_dataset.h"
 #include "train/data/token_cache.h"
+#include "train/hash.h"
 #include "train/ids_dataset.h"
 
 namespace dsmoe::train {
@@ -21,16 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kCacheVersion = 2;  // another one when documents become other tokens than before
+// Another one when documents become other tokens than before. 2: with a hash; what a message says is no control token.
+constexpr int kCacheVersion = 2;
 constexpr std::uint64_t kBuiltinTextBytes = 8u << 20;
-
-// FNV-1a with 128 bits: tells inputs apart, and is no defence against someone who wants two to look alike.
-std::string hash(std::string_view text) {
-  constexpr __uint128_t kPrime = (static_cast<__uint128_t>(1) << 88) + 0x13B;
-  __uint128_t h = (static_cast<__uint128_t>(0x6C62272E07BB0142ull) << 64) + 0x62B821756295C58Dull;
-  for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * kPrime;
-  return fmt::format("{:016x}{:016x}", static_cast<std::uint64_t>(h >> 64), static_cast<std::uint64_t>(h));
-}
 
 struct CacheKey {
   std::string name;  // hash of what stays when a file is edited, so that the new cache takes the place of the old one
@@ -38,8 +32,8 @@ struct CacheKey {
 };
 
 CacheKey cache_key(const DataOptions& options, const Tokenizer& tokenizer, const std::vector<InputFile>& files) {
-  std::string what = fmt::format("{}\n{}\n{}\n", kCacheVersion, hash(tokenizer.to_json()),
-                                 hash(tokenizer.config_json() + tokenizer.chat_template()));
+  std::string what = fmt::format("{}\n{}\n{}\n", kCacheVersion, Hash::of(tokenizer.to_json()),
+                                 Hash::of(tokenizer.config_json() + tokenizer.chat_template()));
   what += options.field + '\n' + options.label_field + '\n';
   std::string inputs = what, contents = what;
   for (const std::string& input : options.inputs) inputs += fs::absolute(input).lexically_normal().string() + '\0';
@@ -47,7 +41,7 @@ CacheKey cache_key(const DataOptions& options, const Tokenizer& tokenizer, const
   for (const InputFile& file : files)
     contents += fmt::format("{}\n{}\n{}\n{}\n", fs::absolute(file.path).lexically_normal().string(), file.label, file.size,
                             file.modified);
-  return {hash(inputs), hash(contents)};
+  return {Hash::of(inputs), Hash::of(contents)};
 }
 
 // Numbers for labels, in the order in which they come up.
@@ -88,7 +82,7 @@ void build_cache(const fs::path& path, const std::string& key, const DataOptions
   });
   if (cache_key(options, tokenizer, list_inputs(options)).key != key)
     fail(ErrorCode::kIo, "{}: the data changed while it was read; start again when it is complete", options.inputs.front());
-  writer.finish({key, labels.names, report.files, report.documents, report.bad_count, report.bad});
+  writer.finish({key, "", labels.names, report.files, report.documents, report.bad_count, report.bad});
 }
 
 // A build that was killed leaves its temporary file behind. One that is at work writes all the time.
@@ -144,6 +138,7 @@ Data open_files(const DataOptions& options, const Tokenizer& tokenizer, Index vo
   report.bad = view->info.bad;
   if (options.strict && report.bad_count > 0)
     throw Error(ErrorCode::kFormat, report.bad.empty() ? "the data has bad lines" : report.bad.front());
+  data.fingerprint = view->info.hash;
   using Part = PackedDataset::Part;
   data.training = std::make_unique<PackedDataset>(file, *view, options, vocab_size, Part::kTraining);
   if (options.holdout > 0)
@@ -153,6 +148,9 @@ Data open_files(const DataOptions& options, const Tokenizer& tokenizer, Index vo
 
 Data open_builtin(const DataOptions& options, const Tokenizer& tokenizer) {
   Data data;
+  Hash hash;  // of some of it: it has no end, and changes with the program alone
+  for (std::uint64_t i = 0; i < 64; ++i) hash.add(corpus_document(0, i).text);
+  data.fingerprint = hash.hex();
   data.training = std::make_unique<BuiltinDataset>(tokenizer, options.sequence_length, options.seed, false);
   if (options.holdout > 0)
     data.held_out = std::make_unique<BuiltinDataset>(tokenizer, options.sequence_length, options.seed, true);
@@ -166,14 +164,18 @@ bool is(const DataOptions& options, std::string_view what) {
 
 }  // namespace
 
+Data open_ids(const DataOptions& options, Index vocab_size) {
+  Data data;
+  auto ids = std::make_unique<IdsDataset>(options.inputs.front(), vocab_size, options.order, options.seed);
+  data.fingerprint = ids->fingerprint();
+  data.training = std::move(ids);
+  return data;
+}
+
 Data open_dataset(const DataOptions& options, const Tokenizer& tokenizer, Index vocab_size) {
   require(options.sequence_length >= 1, "sequences of {} tokens; at least 1", options.sequence_length);
   require(options.holdout >= 0 && options.holdout <= 0.5, "a held-out part of {}; choose 0 to 0.5", options.holdout);
-  if (is(options, ".ids")) {
-    Data data;
-    data.training = std::make_unique<IdsDataset>(options.inputs.front(), vocab_size, options.order, options.seed);
-    return data;
-  }
+  if (is(options, ".ids")) return open_ids(options, vocab_size);
   require(tokenizer.vocab_size() <= std::min<Index>(vocab_size, StreamToken::kMaxIds),
           "the tokenizer has {} tokens, but the model has room for {}; take another tokenizer or a larger vocab_size",
           tokenizer.vocab_size(), std::min<Index>(vocab_size, StreamToken::kMaxIds));

@@ -57,8 +57,10 @@ struct Data {
   std::unique_ptr<Dataset> training;
   std::unique_ptr<Dataset> held_out;  // in sequential order; null for none
   DataReport report;
+  std::string fingerprint;  // of the tokens, wherever the files are and whatever they are called
 };
 
+Data open_ids(const DataOptions& options, Index vocab_size);  // of one .ids file, which needs no tokenizer
 // vocab_size: of the model; the tokenizer's must not be larger.
 Data open_dataset(const DataOptions& options, const Tokenizer& tokenizer, Index vocab_size);
 

@@ -52,6 +52,7 @@ TokenCacheView parse_token_cache(std::span<const std::byte> bytes, std::string_v
     out = json_read::get<std::remove_reference_t<decltype(out)>>(info, key, name);
   };
   get("key", view.info.key);
+  view.info.hash = json_read::get_or<std::string>(info, "hash", "", name);
   get("labels", view.info.labels);
   get("bad", view.info.bad);
   get("files", view.info.files);
@@ -72,6 +73,7 @@ TokenCacheWriter::TokenCacheWriter(const std::filesystem::path& path) : file_(pa
 
 void TokenCacheWriter::append(std::span<const StreamToken> tokens) {
   count_ += tokens.size();
+  for (const StreamToken& token : tokens) hash_.add(token.word);
   if (buffer_.size() + tokens.size() > kBuffered) {
     file_.write(std::as_bytes(std::span(buffer_)));
     buffer_.clear();
@@ -86,11 +88,8 @@ void TokenCacheWriter::finish(const TokenCacheInfo& info) {
   std::vector<std::string> bad;  // file names may be any bytes, JSON may not
   for (const std::string& message : info.bad) bad.push_back(printable(message));
   const std::string text = Json{
-      {"key", info.key},
-      {"labels", info.labels},
-      {"files", info.files},
-      {"documents", info.documents},
-      {"bad_count", info.bad_count},
+      {"key", info.key},     {"hash", hash_.hex()},         {"labels", info.labels},
+      {"files", info.files}, {"documents", info.documents}, {"bad_count", info.bad_count},
       {"bad", bad}}.dump(-1, ' ', true, Json::error_handler_t::replace);
   file_.write(std::as_bytes(std::span(buffer_)));
   file_.write(std::as_bytes(std::span(text)));

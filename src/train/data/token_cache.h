@@ -17,11 +17,13 @@
 #include "io/atomic_file.h"
 #include "io/mapped_file.h"
 #include "train/data/document_encoder.h"
+#include "train/hash.h"
 
 namespace dsmoe::train {
 
 struct TokenCacheInfo {
-  std::string key;  // of what it was made from; another key means that the cache is stale
+  std::string key;   // of what it was made from; another key means that the cache is stale
+  std::string hash;  // of the tokens; filled in by the writer
   std::vector<std::string> labels;
   std::uint64_t files = 0, documents = 0, bad_count = 0;
   std::vector<std::string> bad;
@@ -52,6 +54,7 @@ class TokenCacheWriter {
  private:
   io::AtomicFile file_;
   std::vector<StreamToken> buffer_;
+  Hash hash_;
   std::uint64_t count_ = 0;
 };
 

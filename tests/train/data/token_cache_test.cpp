@@ -27,7 +27,7 @@ std::vector<StreamToken> some_tokens(std::uint64_t count) {
 std::string cache_bytes(const TempFolder& dir, std::uint64_t count) {
   TokenCacheWriter writer(dir / "x");
   writer.append(some_tokens(count));
-  writer.finish({"the key", {"a", "b"}, 3, 4, 5, {"x:1: bad"}});
+  writer.finish({"the key", "", {"a", "b"}, 3, 4, 5, {"x:1: bad"}});
   return testing::read_bytes(dir / "x");
 }
 
@@ -50,13 +50,16 @@ TEST(TokenCache, GivesBackWhatWasWritten) {
       writer.append(std::span(tokens).subspan(at, std::min(n, tokens.size() - at)));
     writer.append(tokens);
     EXPECT_FALSE(fs::exists(dir / "x"));
-    writer.finish({"the key", {"a", "b"}, 3, 4, 5, {"x:1: bad"}});
+    writer.finish({"the key", "", {"a", "b"}, 3, 4, 5, {"x:1: bad"}});
   }
   const std::string bytes = testing::read_bytes(dir / "x");
   const TokenCacheView view = parse_token_cache(std::as_bytes(std::span(bytes)), "x");
   ASSERT_EQ(view.count(), 2 * tokens.size());
   for (std::size_t i = 0; i < view.count(); ++i) ASSERT_EQ(view[i].word, tokens[i % tokens.size()].word) << i;
   EXPECT_EQ(view.info.key, "the key");
+  Hash hash;
+  for (std::size_t i = 0; i < view.count(); ++i) hash.add(view[i].word);
+  EXPECT_EQ(view.info.hash, hash.hex());
   EXPECT_EQ(view.info.labels, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(view.info.files, 3u);
   EXPECT_EQ(view.info.documents, 4u);
