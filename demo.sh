@@ -33,14 +33,16 @@ echo "A DeepSeekMoE with 3 M parameters learns seven kinds of text from scratch,
 echo "training, its loss is ln 512 = 6.2."
 show train --preset tiny --data builtin -o "$out" --steps 500 --batch-size 16 --seq-len 128 --lr 4e-3 --eval-every 100
 
+# write STOP PROMPT
 write() {
-  printf '\n%s' "$1"
-  build/release/bin/dsmoe generate -m "$out" -q -n 90 --temp 0.3 --seed 1 -p "$1"
+  printf '\n%s' "$2"
+  build/release/bin/dsmoe generate -m "$out" -q -n 60 --temp 0 --stop "$1" -p "$2"
 }
-printf '\nIt completes a prompt in three of the kinds (dsmoe generate -m %s -n 90 --temp 0.3 -p "..."):\n' "$out"
-write 'Lily was a brave girl. Her friend Tom had a birthday, and'
-write $'User: What is the capital of Japan?\n\nAssistant:'
-write '{"id": 7, "name": '
+printf '\nIt completes a prompt in four of the kinds (dsmoe generate -m %s --temp 0 --stop "..." -p "..."):\n' "$out"
+write ' Soon' 'Tom was a kind boy. One morning, he saw a blue bird in the garden. The bird was'
+write $'\n' $'User: What is the capital of Japan?\n\nAssistant:'
+write $'\n' '{"id": 7, "name":'
+write $'\n' 'Das ist ein kleiner Hund.'
 
 report=build/demo-report.html
 printf '\nWhich experts its tokens go to:\n'

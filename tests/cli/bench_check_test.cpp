@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "cli/bench_layer.h"
 #include "support/expect_error.h"
