@@ -26,7 +26,7 @@ class GgufCommands : public ::testing::Test {
                    {"intermediate_size", 64},       {"moe_intermediate_size", 32}, {"num_hidden_layers", 2},
                    {"num_attention_heads", 2},      {"num_key_value_heads", 1},    {"n_routed_experts", 4},
                    {"num_experts_per_tok", 2},      {"n_shared_experts", 1},       {"first_k_dense_replace", 1},
-                   {"max_position_embeddings", 64}, {"my_own_field", {1, 2}},      {"rms_norm_eps", 1e-6}};
+                   {"max_position_embeddings", 64}, {"_my_own_field", {1, 2}},     {"rms_norm_eps", 1e-6}};
     config.update(changes);
     std::ofstream(folder_ / name) << config.dump(2);
   }
