@@ -23,7 +23,7 @@ class ModelCommands : public ::testing::Test {
     std::ofstream(folder_ / "config.json") << R"({"model_type": "deepseek", "vocab_size": 102400, "hidden_size": 16,
       "intermediate_size": 32, "moe_intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
       "num_key_value_heads": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
-      "first_k_dense_replace": 1, "max_position_embeddings": 64, "my_own_field": [1, 2]})";
+      "first_k_dense_replace": 1, "max_position_embeddings": 64, "_my_own_field": [1, 2]})";
   }
 
   std::string path(const char* name) const { return (folder_ / name).string(); }
@@ -45,7 +45,7 @@ TEST_F(ModelCommands, InitWritesAFolderThatOthersCanRead) {
     EXPECT_TRUE(std::filesystem::exists(m + "/" + file)) << file;
   std::ifstream file(m + "/config.json");
   const Json config = Json::parse(file);
-  EXPECT_EQ(config["my_own_field"], Json({1, 2})) << "unknown fields are kept";
+  EXPECT_EQ(config["_my_own_field"], Json({1, 2})) << "unknown fields are kept";
   EXPECT_EQ(config["torch_dtype"], "float32");
 
   const ProgramResult again = run_program({"init", "--config", path("config.json"), "-o", m});
