@@ -36,7 +36,7 @@ std::uint64_t write_folder(const Options& o, const ModelConfig& config, const st
     save_model(
         o.out, config, *dtype,
         [&](const Parameter& p, std::size_t number) { return initial_tensor(config, p, number, o.seed, *dtype, ctx); },
-        o.shard_bytes(), progress, tokenizer);
+        o.shard_bytes(), progress, {.tokenizer = tokenizer});
   });
   return bytes;
 }

@@ -39,7 +39,7 @@ void save(const fs::path& folder, int value, std::uint64_t shard_bytes) {
     return t;
   };
   static const Tokenizer tokenizers[] = {tokenizer(1), tokenizer(2)};
-  save_model(folder, config(1000 * value), DType::kF32, tensor, shard_bytes, {}, tokenizers[value - 1]);
+  save_model(folder, config(1000 * value), DType::kF32, tensor, shard_bytes, {}, {.tokenizer = tokenizers[value - 1]});
 }
 
 // The value of a folder that holds one whole model, 0 for a folder that says that it does not, -1 for a mixture.

@@ -23,7 +23,7 @@ ModelConfig small(Index vocab) {
 void write(const std::filesystem::path& path, const ModelConfig& c, const std::optional<Tokenizer>& tokenizer,
            const std::vector<std::string>& without, const char* type) {
   Context ctx(1);
-  io::GgufMetadata m = gguf_export_metadata(c, tokenizer, "seed");
+  io::GgufMetadata m = gguf_export_metadata(c, tokenizer, {}, "seed");
   for (const std::string& key : without) m.remove(key);
   const ModelWeights w = random_weights(c, 1, DType::kF32, ctx);
   const auto tensor = [&](const Parameter& p, std::size_t) { return w.dense(p); };

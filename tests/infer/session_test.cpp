@@ -61,7 +61,7 @@ TEST(Session, AModelThatIsTruncatedInUse) {
   const ModelWeights w = random_weights(c, 5, DType::kF32, ctx);
   const auto tensor = [&](const Parameter& p, std::size_t) { return w.dense(p); };
   save_model(dir / "folder", c, DType::kF32, tensor, 20'000);  // several files
-  write_gguf(ctx, dir / "file.gguf", c, gguf_export_metadata(c, {}, "x"), gguf_file_type("f32"), tensor, {}, {});
+  write_gguf(ctx, dir / "file.gguf", c, gguf_export_metadata(c, {}, {}, "x"), gguf_file_type("f32"), tensor, {}, {});
   const std::string shard = "model-00003-of-";
   std::filesystem::path third;
   for (const auto& entry : std::filesystem::directory_iterator(dir / "folder"))
