@@ -92,7 +92,7 @@ TEST_F(TextCommands, DefaultsOfTheModelAreUsedUntilOptionsSayOtherwise) {
   ok(run_program({"convert", model_, "-o", path("m.gguf")}));
   for (const std::string& model : {model_, path("m.gguf")}) {
     const Json ended = generate({"--seed", "5"}, model);
-    EXPECT_EQ(ended["ids"], Json({greedy[0]})) << model << ": greedy, and ended by the second of the list";
+    EXPECT_EQ(ended["ids"], Json::array({greedy[0]})) << model << ": greedy, and ended by the second of the list";
     EXPECT_EQ(ended["finish"], "eos");
     const Json on = generate({"--ignore-eos"}, model)["ids"];
     EXPECT_EQ(on.size(), 6u);
