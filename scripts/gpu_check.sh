@@ -1,7 +1,7 @@
 #!/bin/bash
-# Tests and times the CUDA layer on a machine with a GPU, in under 10 minutes: gpu_check.sh BUILD_DIR [OUT_DIR]
+# Tests and times the CUDA layer and the model on a machine with a GPU, in under 10 minutes: gpu_check.sh BUILD_DIR [OUT_DIR]
 # BUILD_DIR/bin holds cuda_tests and dsmoe; nothing is built. Writes cuda_tests.log, sanitizers.log, bench.json, skew.json,
-# bench.txt to OUT_DIR; the exit status is that of the first step that failed. PROFILE="1 16384" also profiles those token
+# model.json, batches.json, bench.txt to OUT_DIR; the exit status is that of the first step that failed. PROFILE="1 16384" also profiles those token
 # counts with ncu.
 set -u
 bin=$(cd "$1/bin" && pwd)
@@ -25,7 +25,7 @@ grep -E "FAILED|PASSED|SKIPPED" "$out/cuda_tests.log"
 : >"$out/sanitizers.log"
 if command -v compute-sanitizer >/dev/null; then
   # Every kernel at small sizes: memory, races between threads, and waits of dependent launches.
-  few='*AGraphGives*:*NaN*:*Ties*:*WeightsCome*:*ColumnParts*:*Plain*:*NoTokens*'
+  few='*AGraphGives*:*NaN*:*Ties*:*WeightsCome*:*ColumnParts*:*Plain*:*NoTokens*:CudaModel.Overrides*:CudaRows.Rot*:CudaRows.Add*:CudaLinear.Several*'
   for tool in memcheck racecheck; do
     step "compute-sanitizer $tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 "$bin/cuda_tests" \
       --gtest_filter="$few" >>"$out/sanitizers.log" 2>&1
@@ -40,6 +40,9 @@ step bench 120 "${layer[@]}" --json >"$out/bench.json"
 step "bench --skew" 40 "${layer[@]}" --json --skew --tokens 16384 >"$out/skew.json"
 step "bench --dtype f32" 30 "$bin/dsmoe" bench layer --device cuda --dtype f32 --tokens 1,64 --backward >"$out/bench.txt"
 cat "$out/bench.txt"
+model=("$bin/dsmoe" bench model --device cuda --preset deepseek-moe-16b --dtype bf16 --json)
+step "bench model" 40 "${model[@]}" -p 512,4096 -n 128 -b 1 >"$out/model.json"
+step "bench model, batches" 60 "${model[@]}" -p 512 -n 128 -b 8,32,128,256 -r 3 >"$out/batches.json"
 [ ! -s "$out/bench.json" ] || python3 - "$out/bench.json" <<'END' || true
 import json, sys
 report = json.load(open(sys.argv[1]))
