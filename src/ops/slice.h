@@ -59,7 +59,7 @@ class Slices {
   const Slice& front() const { return slices_.front(); }
   const Slice& back() const { return slices_.back(); }
 
-  const cuda::SliceTables& tables() const;  // an Error unless placed on a GPU
+  const cuda::SliceTables& tables() const;  // an Error unless placed on a GPU; ops/cuda/slices.cpp
 
  private:
   friend Slices placed(Context& ctx, std::span<const Slice> slices);

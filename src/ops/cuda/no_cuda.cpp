@@ -78,4 +78,6 @@ Tensor experts_gate_up_backward(Context&, const Experts&, const Plan&, const Exp
 
 }  // namespace ops::cuda
 
+const ops::cuda::SliceTables& ops::Slices::tables() const { not_built(); }
+
 }  // namespace dsmoe

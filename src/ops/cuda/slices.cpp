@@ -188,3 +188,12 @@ Index keys_of(std::span<const Slice> slices) {
 }
 
 }  // namespace dsmoe::ops::cuda
+
+namespace dsmoe::ops {
+
+const cuda::SliceTables& Slices::tables() const {
+  require(tables_ != nullptr, "the slices of the batch are not on the GPU; use placed()");
+  return *tables_;
+}
+
+}  // namespace dsmoe::ops
