@@ -45,7 +45,7 @@ class GpuBench {
       ctx_.synchronize();
     }
     load_seconds_ = now_seconds() - began;
-    cache_ = o.model.session.cache_dtype.value_or(model_->dtype());
+    cache_ = model_->kv_dtype(o.model.session.kv_type);
     peak_ = matrix_flops(model_->dtype()).sustained;
     bandwidth_ = copy_bandwidth();
   }
