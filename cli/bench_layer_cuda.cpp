@@ -113,10 +113,10 @@ class Bench {
 
     // Many tokens need no more than two copies, and few layers per replay, to be measured soon after a pause.
     const int count = tokens >= 4096 ? 2 : static_cast<int>(2 * layers_.size());
-    const Graph graph(stream, [&] {
+    const std::shared_ptr<device::Graph> graph = device::capture(stream, [&] {
       for (int i = 0; i < count; ++i) launch(layers_[static_cast<std::size_t>(i) % layers_.size()], pass, x, dy);
     });
-    const Seconds s = median_seconds(o_.repeat, tokens >= 4096 ? 1 : 4, stream, [&] { graph.launch(stream); });
+    const Seconds s = median_seconds(o_.repeat, tokens >= 4096 ? 1 : 4, stream, [&] { device::launch(*graph, stream); });
     r.seconds = s.soon / count;
     r.sustained_seconds = s.sustained / count;
     return r;

@@ -26,18 +26,6 @@ void check_blas(cublasStatus_t status) {
 CudaStream::CudaStream() { check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
 CudaStream::~CudaStream() { cudaStreamDestroy(stream_); }
 
-Graph::Graph(cudaStream_t stream, const std::function<void()>& record) {
-  cudaGraph_t graph = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  record();
-  check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
-  const cudaError_t error = cudaGraphInstantiate(&exec_, graph, 0);
-  cudaGraphDestroy(graph);
-  check_cuda(error, "graph");
-}
-Graph::~Graph() { cudaGraphExecDestroy(exec_); }
-void Graph::launch(cudaStream_t stream) const { check_cuda(cudaGraphLaunch(exec_, stream), "graph launch"); }
-
 namespace {
 
 void run_for(std::chrono::milliseconds time, int group, cudaStream_t stream, const std::function<void()>& launch) {

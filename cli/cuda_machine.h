@@ -1,4 +1,4 @@
-// What benchmarks need of a CUDA device besides a Context: streams, graphs, times, and the two rates that bound every
+// What benchmarks need of a CUDA device besides a Context: streams, times, and the two rates that bound every
 // kernel.
 #pragma once
 
@@ -20,19 +20,6 @@ class CudaStream {
 
  private:
   cudaStream_t stream_ = nullptr;
-};
-
-// What `record` launches on the stream, ready to be launched again and again.
-class Graph {
- public:
-  Graph(cudaStream_t stream, const std::function<void()>& record);
-  ~Graph();
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-  void launch(cudaStream_t stream) const;
-
- private:
-  cudaGraphExec_t exec_ = nullptr;
 };
 
 // Median times of one call, each over `repeats` timed groups of `group` calls. A chip under load lowers its clock to stay

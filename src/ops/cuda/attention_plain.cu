@@ -4,6 +4,7 @@
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/numbers.cuh"
 
 namespace dsmoe::cuda {
 
@@ -13,8 +14,6 @@ using namespace attention;
 
 constexpr int kThreads = kTile, kWarps = kThreads / 32;
 
-__device__ inline float to_float(float v) { return v; }
-__device__ inline float to_float(bf16 v) { return __bfloat162float(v); }
 __device__ inline void put(float v, float* out) { *out = v; }
 __device__ inline void put(float v, bf16* out) { *out = __float2bfloat16_rn(v); }
 

@@ -1,15 +1,12 @@
 // combine: each token gathers the rows of its experts and sums them in a fixed order, shared experts first.
-#include <cuda_bf16.h>
-
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/numbers.cuh"
 #include "ops/cuda/ptx.cuh"
 
 namespace dsmoe::cuda {
 
 namespace {
-
-using bf16 = __nv_bfloat16;
 
 struct Args {
   Combine c;
@@ -17,16 +14,6 @@ struct Args {
   int tokens, width, chosen;
   int row_shift;  // by which routed rows lie earlier than in the plan
 };
-
-template <class T, int kVector>
-struct alignas(sizeof(T) * kVector) Pack {
-  T v[kVector];
-};
-
-__device__ inline float to_float(float v) { return v; }
-__device__ inline float to_float(bf16 v) { return __bfloat162float(v); }
-__device__ inline void from_float(float v, float& out) { out = v; }
-__device__ inline void from_float(float v, bf16& out) { out = __float2bfloat16_rn(v); }
 
 // kEarly: how many of its rows a token looks up before the rows themselves are there (combines_early()).
 template <class T, int kVector, int kEarly>

@@ -9,8 +9,8 @@
 namespace dsmoe::ops::cuda {
 
 namespace gpu = dsmoe::cuda;
-using gpu::as_float;
-using gpu::assign;
+using gpu::from_float;
+using gpu::to_float;
 
 namespace {
 
@@ -48,7 +48,7 @@ struct Add {
     const auto in = gpu::load<kVector>(y + at);
     auto sum = gpu::load<kVector>(x + at);
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) sum.v[i] = __fadd_rn(sum.v[i], as_float(in.v[i]));
+    for (int i = 0; i < kVector; ++i) sum.v[i] = __fadd_rn(sum.v[i], to_float(in.v[i]));
     gpu::store(sum, x + at);
   }
 };
@@ -65,7 +65,7 @@ struct Copy {
     const auto in = gpu::load<kVector>(from + row * columns + column);
     gpu::Pack<To, kVector> out;
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) assign(as_float(in.v[i]), out.v[i]);
+    for (int i = 0; i < kVector; ++i) from_float(to_float(in.v[i]), out.v[i]);
     gpu::store(out, to + (place ? place[row] : row) * columns + column);
   }
 };
@@ -81,7 +81,7 @@ struct AddBias {
     const auto add = gpu::load<kVector>(bias + column);
     auto sum = gpu::load<kVector>(at);
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) assign(__fadd_rn(as_float(sum.v[i]), as_float(add.v[i])), sum.v[i]);
+    for (int i = 0; i < kVector; ++i) from_float(__fadd_rn(to_float(sum.v[i]), to_float(add.v[i])), sum.v[i]);
     gpu::store(sum, at);
   }
 };

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   const T* const from = table + static_cast<Index>(id) * width;
   float* const to = x + static_cast<Index>(blockIdx.x) * width;
-  for (int c = threadIdx.x; c < width; c += kThreads) to[c] = gpu::as_float(from[c]);
+  for (int c = threadIdx.x; c < width; c += kThreads) to[c] = gpu::to_float(from[c]);
 }
 
 }  // namespace

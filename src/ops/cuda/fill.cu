@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
   for (Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
     const std::uint64_t bits = mixed(mixed(seed) + static_cast<std::uint64_t>(i));
     const float u = (static_cast<float>(bits >> 40) + 0.5f) * 0x1p-24f, v = static_cast<float>(bits & 0xffffff) * 0x1p-24f;
-    gpu::assign(mean + deviation * sqrtf(-2 * logf(u)) * cospif(2 * v), x[i]);  // Box and Muller
+    gpu::from_float(mean + deviation * sqrtf(-2 * logf(u)) * cospif(2 * v), x[i]);  // Box and Muller
   }
 }
 

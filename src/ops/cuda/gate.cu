@@ -9,6 +9,7 @@
 
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/numbers.cuh"
 #include "ops/cuda/ptx.cuh"
 #include "ops/cuda/routing.cuh"
 
@@ -30,9 +31,6 @@ struct Args {
   ChosenView out;
   std::int32_t* counts;
 };
-
-__device__ inline float to_float(float v) { return v; }
-__device__ inline float to_float(bf16 v) { return __bfloat162float(v); }
 
 // part[warp][token][expert] of experts [first, first + 64): each lane reads 16 bytes of 32 k at a time, and both
 // operands permute k alike.

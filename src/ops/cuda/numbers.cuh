@@ -9,10 +9,10 @@ namespace dsmoe::cuda {
 
 using bf16 = __nv_bfloat16;
 
-__device__ __forceinline__ float as_float(float v) { return v; }
-__device__ __forceinline__ float as_float(bf16 v) { return __bfloat162float(v); }
-__device__ __forceinline__ void assign(float v, float& to) { to = v; }
-__device__ __forceinline__ void assign(float v, bf16& to) { to = __float2bfloat16_rn(v); }
+__device__ __forceinline__ float to_float(float v) { return v; }
+__device__ __forceinline__ float to_float(bf16 v) { return __bfloat162float(v); }
+__device__ __forceinline__ void from_float(float v, float& to) { to = v; }
+__device__ __forceinline__ void from_float(float v, bf16& to) { to = __float2bfloat16_rn(v); }
 
 // kCount neighbours that are loaded and stored together.
 template <class T, int kCount>

@@ -12,6 +12,7 @@
 
 #include "dsmoe/tensor.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/numbers.cuh"
 #include "ops/cuda/ptx.cuh"
 
 namespace dsmoe::cuda::portable {
@@ -19,10 +20,10 @@ namespace dsmoe::cuda::portable {
 using bf16 = __nv_bfloat16;
 inline constexpr int kTile = 64, kDepth = 32, kThreads = 128;
 
-__device__ inline float to_float(float v) { return v; }
-__device__ inline float to_float(bf16 v) { return __bfloat162float(v); }
-__device__ inline void put(float v, float* out) { *out = v; }
-__device__ inline void put(float v, bf16* out) { *out = __float2bfloat16_rn(v); }
+template <class T>
+__device__ inline void put(float v, T* out) {
+  from_float(v, *out);
+}
 
 // Rows [begin, begin + count) of one expert.
 struct Rows {

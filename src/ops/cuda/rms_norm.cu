@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads)
     if constexpr (kAdd) {
       const auto more = gpu::load<kVector>(added + row + c);
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) in.v[i] = __fadd_rn(in.v[i], gpu::as_float(more.v[i]));
+      for (int i = 0; i < kVector; ++i) in.v[i] = __fadd_rn(in.v[i], gpu::to_float(more.v[i]));
       gpu::store(in, x + c);
     }
 #pragma unroll
@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(kThreads)
     const auto w = gpu::load<kVector>(weight + c);
     gpu::Pack<Y, kVector> out;
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) gpu::assign(__fmul_rn(__fmul_rn(inverse, in.v[i]), gpu::as_float(w.v[i])), out.v[i]);
+    for (int i = 0; i < kVector; ++i)
+      gpu::from_float(__fmul_rn(__fmul_rn(inverse, in.v[i]), gpu::to_float(w.v[i])), out.v[i]);
     gpu::store(out, y + c);
   }
 }

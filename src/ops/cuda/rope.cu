@@ -55,9 +55,9 @@ __global__ void __launch_bounds__(kThreads)
   const auto column = static_cast<int>(i % half);
   const float c = cos[row * half + column], s = sign * sin[row * half + column];
   T *const first = x + head * 2 * half + column, *const second = first + half;
-  const float a = gpu::as_float(*first), b = gpu::as_float(*second);
-  gpu::assign(fmaf(a, c, -__fmul_rn(b, s)), *first);
-  gpu::assign(fmaf(b, c, __fmul_rn(a, s)), *second);
+  const float a = gpu::to_float(*first), b = gpu::to_float(*second);
+  gpu::from_float(fmaf(a, c, -__fmul_rn(b, s)), *first);
+  gpu::from_float(fmaf(b, c, __fmul_rn(a, s)), *second);
 }
 
 // One thread per pair of numbers of q, then of k, then of v, which does not turn. k is turned in registers only: it is read
@@ -77,8 +77,8 @@ struct NewTokens {
     if (pair < q_pairs) {
       T* const first = q + row * 2 * q_pairs + place(pair);
       const Turned t = turned(first[0], first[half], c[pair % half], s[pair % half]);
-      gpu::assign(t.first, first[0]);
-      gpu::assign(t.second, first[half]);
+      gpu::from_float(t.first, first[0]);
+      gpu::from_float(t.second, first[half]);
       return;
     }
     pair -= q_pairs;
@@ -88,23 +88,23 @@ struct NewTokens {
       const Turned t = turned(first[0], first[half], c[pair % half], s[pair % half]);
       // Rounded to T before the cache's dtype, as on the CPU, where k itself is turned.
       T rounded[2];
-      gpu::assign(t.first, rounded[0]);
-      gpu::assign(t.second, rounded[1]);
+      gpu::from_float(t.first, rounded[0]);
+      gpu::from_float(t.second, rounded[1]);
       C* const to = k_cache + at * 2 * k_pairs + place(pair);
-      gpu::assign(gpu::as_float(rounded[0]), to[0]);
-      gpu::assign(gpu::as_float(rounded[1]), to[half]);
+      gpu::from_float(gpu::to_float(rounded[0]), to[0]);
+      gpu::from_float(gpu::to_float(rounded[1]), to[half]);
       return;
     }
     pair -= k_pairs;
     for (int i = 0; i < 2; ++i)
-      gpu::assign(gpu::as_float(v[row * 2 * v_pairs + 2 * pair + i]), v_cache[at * 2 * v_pairs + 2 * pair + i]);
+      gpu::from_float(gpu::to_float(v[row * 2 * v_pairs + 2 * pair + i]), v_cache[at * 2 * v_pairs + 2 * pair + i]);
   }
   struct Turned {
     float first, second;
   };
   __device__ int place(int pair) const { return pair / half * 2 * half + pair % half; }
   __device__ static Turned turned(T a, T b, float c, float s) {
-    const float x = gpu::as_float(a), y = gpu::as_float(b);
+    const float x = gpu::to_float(a), y = gpu::to_float(b);
     return {fmaf(x, c, -__fmul_rn(y, s)), fmaf(y, c, __fmul_rn(x, s))};
   }
 };
