@@ -7,7 +7,6 @@ namespace dsmoe::cuda {
 
 namespace {
 
-using portable::bf16;
 inline constexpr int kWarps = 8;
 
 struct Args {
@@ -119,7 +118,7 @@ struct InputBackward {
     return part_of<T>(dlogits[static_cast<std::size_t>(m) * experts + k % experts], k / experts);
   }
   __device__ float b(const portable::Rows&, int n, int k) const {
-    return portable::to_float(gate[static_cast<std::size_t>(k % experts) * width + n]);
+    return to_float(gate[static_cast<std::size_t>(k % experts) * width + n]);
   }
   __device__ void store(const portable::Rows&, const portable::Result& c) const {
     for (int i = threadIdx.x; i < portable::kTile * portable::kTile; i += portable::kThreads) {
@@ -146,7 +145,7 @@ struct WeightBackward {
     return part_of<T>(dlogits[static_cast<std::size_t>(r.begin + k % r.count) * experts + m], k / r.count);
   }
   __device__ float b(const portable::Rows& r, int n, int k) const {
-    return portable::to_float(x[static_cast<std::size_t>(r.begin + k % r.count) * width + n]);
+    return to_float(x[static_cast<std::size_t>(r.begin + k % r.count) * width + n]);
   }
   __device__ void store(const portable::Rows& r, const portable::Result& c) const {
     for (int i = threadIdx.x; i < portable::kTile * portable::kTile; i += portable::kThreads) {
@@ -165,7 +164,7 @@ __global__ void __launch_bounds__(256)
   ptx::let_next_kernel_start();
   const std::size_t i = static_cast<std::size_t>(blockIdx.x) * 256 + threadIdx.x;
   if (i >= size) return;
-  float sum = accumulate ? portable::to_float(grad[i]) : 0.0f;
+  float sum = accumulate ? to_float(grad[i]) : 0.0f;
 #pragma unroll 8
   for (int s = 0; s < slices; ++s) sum += partial[s * stride + i];
   portable::put(sum, grad + i);

@@ -17,7 +17,6 @@
 
 namespace dsmoe::cuda::portable {
 
-using bf16 = __nv_bfloat16;
 inline constexpr int kTile = 64, kDepth = 32, kThreads = 128;
 
 template <class T>
