@@ -36,6 +36,8 @@ Memory memory();
 
 // In the order of the stream. A copy to or from ordinary memory of this machine returns when that memory may be used again.
 void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes, Stream stream);
+// To a GPU from pageable memory, which may be used again at once; does not wait for the stream.
+void upload(void* to, const void* from, std::size_t bytes, Stream stream);
 // `rows` pieces of `width` bytes, so far apart on either side, from this machine's memory.
 void copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
                std::size_t rows, Stream stream);

@@ -187,6 +187,10 @@ void copy(void* to, Device to_device, const void* from, Device from_device, std:
   if (up != down) wait(stream);
 }
 
+void upload(void* to, const void* from, std::size_t bytes, Stream stream) {
+  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "copy");
+}
+
 void copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
                std::size_t rows, Stream stream) {
   check_cuda(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows, cudaMemcpyHostToDevice, stream), "copy");

@@ -17,6 +17,7 @@ std::shared_ptr<void> allocate(std::size_t, Stream) { not_built(); }
 Usage usage() { return {}; }
 void reset_peak() {}
 void copy(void*, Device, const void*, Device, std::size_t, Stream) { not_built(); }
+void upload(void*, const void*, std::size_t, Stream) { not_built(); }
 void copy_rows(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, Stream) { not_built(); }
 Memory memory() { not_built(); }
 void fill_bytes(void*, int, std::size_t, Stream) { not_built(); }

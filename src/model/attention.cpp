@@ -1,6 +1,7 @@
 #include "model/attention.h"
 
 #include <cmath>
+#include <utility>
 
 #include "core/fail.h"
 #include "model/linear_layer.h"
@@ -14,6 +15,30 @@ namespace {
 
 ops::AttentionShape shape_of(const GqaSpec& s) {
   return {s.heads, s.kv_heads, s.head_dim, static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_dim)))};
+}
+
+struct Qkv {
+  Tensor q, k, v;
+};
+
+// The projections of h, turned. With a KV cache k and v are all that is in it, else those of h.
+Qkv new_tokens(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
+               const Tensor& h) {
+  KvPool* const pool = pass.batch.pool();
+  if (pool && !spec.bias) {
+    Tensor k = pool->k(layer), v = pool->v(layer);
+    Tensor q = ops::project_and_store(ctx, h, {w.q.weight, w.k.weight, w.v.weight}, pass.rope, pass.slices, k, v);
+    return {std::move(q), std::move(k), std::move(v)};
+  }
+  std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
+  if (pool) {
+    Tensor k = pool->k(layer), v = pool->v(layer);
+    ops::rotate_and_store(ctx, qkv[0], qkv[1], qkv[2], pass.rope, pass.slices, k, v);
+    return {qkv[0], std::move(k), std::move(v)};
+  }
+  ops::apply_rope(ctx, qkv[0], pass.rope);
+  ops::apply_rope(ctx, qkv[1], pass.rope);
+  return {qkv[0], qkv[1], qkv[2]};
 }
 
 }  // namespace
@@ -55,18 +80,10 @@ Index kept_bytes(const GqaSpec& s, Index, Index element) {
 
 Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
                          const Tensor& h, AttentionSaved* saved) {
-  std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
-  Tensor k = qkv[1], v = qkv[2];
-  if (KvPool* const pool = pass.batch.pool()) {
-    k = pool->k(layer), v = pool->v(layer);
-    ops::rotate_and_store(ctx, qkv[0], qkv[1], qkv[2], pass.rope, pass.slices, k, v);
-  } else {
-    ops::apply_rope(ctx, qkv[0], pass.rope);
-    ops::apply_rope(ctx, qkv[1], pass.rope);
-  }
+  const auto [q_in, k, v] = new_tokens(ctx, spec, w, pass, layer, h);
   // Computed in bf16 where queries and cache both are; else in f32, with keys and values as they are stored.
   const bool narrow = h.dtype() == DType::kBF16 && k.dtype() == DType::kBF16;
-  const Tensor q = ops::converted(ctx, qkv[0], narrow ? DType::kBF16 : DType::kF32);
+  const Tensor q = ops::converted(ctx, q_in, narrow ? DType::kBF16 : DType::kF32);
   Tensor out = ctx.empty(q.dtype(), q.shape()), lse;
   if (saved) lse = ctx.empty(DType::kF32, {spec.heads, h.dim(0)});
   ops::attention(ctx, shape_of(spec), q, k, v, pass.slices, out, saved ? &lse : nullptr);

@@ -31,7 +31,7 @@ Tensor DecodeGraphs::logits(Context& ctx, const Transformer& model, const Forwar
                 .first;
   Captured& c = found->second;
   ops::fill(ctx, c.slices, batch.slices());
-  device::copy(c.ids.raw_mutable(), Device::kCuda, batch.ids().data(), Device::kCpu, c.ids.bytes(), ctx.stream());
+  device::upload(c.ids.raw_mutable(), batch.ids().data(), c.ids.bytes(), ctx.stream());
   if (is_new) {
     ctx.fault_word();  // is there before the capture
     try {

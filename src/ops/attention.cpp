@@ -4,6 +4,7 @@
 
 #include "core/fail.h"
 #include "ops/backend.h"
+#include "ops/linear.h"
 
 namespace dsmoe::ops {
 
@@ -87,6 +88,26 @@ void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const
     store_rows(ctx, v, slices, v_cache);
   };
   on_backend(ctx, on_cpu, on_cpu, [&] { cuda::rotate_and_store(ctx, q, k, v, angles, slices, k_cache, v_cache); });
+}
+
+Tensor project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, const RopeAngles& angles, const Slices& slices,
+                         Tensor& k_cache, Tensor& v_cache) {
+  constexpr const char* kOp = "project_and_store";
+  const Index tokens = rows_of(x);
+  for (const Tensor* m : {&w.q, &w.k, &w.v})
+    require(m->rank() == 2 && m->dim(1) == x.dim(1) && m->dim(0) % angles.head_dim() == 0,
+            "[{}] got weights {}, expected [heads of {}, {}]", kOp, m->shape(), angles.head_dim(), x.dim(1));
+  require(angles.rows() == tokens, "[{}] {} rows with the angles of {}", kOp, tokens, angles.rows());
+  check(kOp, "k_cache", k_cache, v_cache.dtype(), rows_of(k_cache), w.k.dim(0));
+  check(kOp, "v_cache", v_cache, v_cache.dtype(), rows_of(k_cache), w.v.dim(0));
+  check_slices(kOp, slices, tokens, rows_of(k_cache));
+  Tensor q = ctx.empty(x.dtype(), {tokens, w.q.dim(0)});
+  if (ctx.backend() == Backend::kCuda && cuda::project_and_store(ctx, x, w, angles, slices, q, k_cache, v_cache)) return q;
+  Tensor k = ctx.empty(x.dtype(), {tokens, w.k.dim(0)}), v = ctx.empty(x.dtype(), {tokens, w.v.dim(0)});
+  const Projection projections[] = {{&w.q, &q}, {&w.k, &k}, {&w.v, &v}};
+  linear(ctx, x, projections);
+  rotate_and_store(ctx, q, k, v, angles, slices, k_cache, v_cache);
+  return q;
 }
 
 void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,

@@ -31,6 +31,13 @@ void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& 
 void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const RopeAngles& angles, const Slices& slices,
                       Tensor& k_cache, Tensor& v_cache);
 
+// The projections of new tokens x [T, K] by q, k, v [heads * head_dim, K], and then that. Returns q, in the dtype of x.
+struct QkvWeights {
+  const Tensor &q, &k, &v;
+};
+Tensor project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, const RopeAngles& angles, const Slices& slices,
+                         Tensor& k_cache, Tensor& v_cache);
+
 // The query at position p of a sequence attends to the keys and values at positions [0, p] of that sequence. The slices
 // follow one another and cover all rows of q. q, out [T, H * head_dim]; k, v [tokens, KVH * head_dim], of which only the
 // tiles of the slices are read, up to their lengths. lse (optional) [H, T] f32: log of the sum of e^score, for the
@@ -66,6 +73,9 @@ namespace cuda {
 void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache);
 void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const RopeAngles& angles, const Slices& slices,
                       Tensor& k_cache, Tensor& v_cache);
+// False, and nothing done, where no kernel does it in one go.
+bool project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, const RopeAngles& angles, const Slices& slices,
+                       Tensor& q, Tensor& k_cache, Tensor& v_cache);
 void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                const Slices& slices, Tensor& out, Tensor* lse);
 }  // namespace cuda

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "ops/linear.h"
 #include "ops/quantize.h"
 #include "support/expect_error.h"
 #include "support/finite_differences.h"
@@ -381,6 +382,31 @@ TEST(OpsAttention, RowsGoToTheTilesOfTheirPositions) {
 }
 
 // Training: whole sequences one after another, of any lengths.
+// The steps that it is made of, to the bit.
+TEST(OpsAttention, ProjectAndStore) {
+  const OneSlice slice(0, 9, 250, 256);
+  for (const Backend backend : {Backend::kCpu, Backend::kRef})
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      Context ctx(2, backend);
+      const ops::RopeAngles angles = ops::rope_angles(ctx, ops::Rope(16, 10000.0, {}, 4096), slice);
+      const Tensor x = random_tensor(dtype, {9, 48}, 1), wq = random_tensor(dtype, {64, 48}, 2),
+                   wk = random_tensor(dtype, {32, 48}, 3), wv = random_tensor(dtype, {32, 48}, 4);
+      Tensor q(dtype, {9, 64}), k(dtype, {9, 32}), v(dtype, {9, 32});
+      Tensor k_want = ctx.zeros(dtype, {768, 32}), v_want = k_want.clone(), k_got = k_want.clone(), v_got = k_want.clone();
+      ops::linear(ctx, x, wq, q);
+      ops::linear(ctx, x, wk, k);
+      ops::linear(ctx, x, wv, v);
+      ops::rotate_and_store(ctx, q, k, v, angles, slice, k_want, v_want);
+      const Tensor got = ops::project_and_store(ctx, x, {wq, wk, wv}, angles, slice, k_got, v_got);
+      EXPECT_EQ(std::memcmp(got.raw(), q.raw(), q.bytes()), 0);
+      EXPECT_EQ(std::memcmp(k_got.raw(), k_want.raw(), k_want.bytes()), 0);
+      EXPECT_EQ(std::memcmp(v_got.raw(), v_want.raw(), v_want.bytes()), 0);
+      const Tensor other = random_tensor(dtype, {32, 40}, 5);
+      const auto wrong = [&] { ops::project_and_store(ctx, x, {wq, other, wv}, angles, slice, k_got, v_got); };
+      EXPECT_TRUE(testing::throws_error(wrong, {"[project_and_store]", "48"}, ErrorCode::kInvalidArgument));
+    }
+}
+
 TEST(OpsAttention, BackwardOverABatch) {
   test::Draw draw(55);
   for (int round = 0; round < 8; ++round) {

@@ -1,5 +1,8 @@
 // Attention for slices of few rows, one token of a sequence as a rule: a block takes one tile of keys for all of the
-// slice's queries that share a head of keys and values (up to 16), and a second kernel merges the tiles of each query.
+// slice's queries that share a head of keys and values (up to 16). The last block of a slice and head to end merges the
+// tiles of each query, or, in batches of many slices, a second kernel.
+#include <type_traits>
+
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"
 #include "ops/cuda/heuristics.h"
@@ -14,6 +17,11 @@ using namespace attention;
 constexpr int kWarps = 4, kThreads = kWarps * 32;
 constexpr int kWarpKeys = kTile / kWarps;  // of the scores; a warp has as many parts of the values' columns
 
+// Who merges the tiles of a query: a kernel of its own; the block that ends last; or, for one query per head in a cluster,
+// the block of tile 0, to which the others write.
+enum class Merge { kLater, kLast, kCluster };
+constexpr int kClusterTiles = 8;
+
 template <int kDim>
 struct alignas(128) Shared {
   bf16 keys[kTile * kDim], values[kTile * kDim];
@@ -21,15 +29,97 @@ struct alignas(128) Shared {
   float largest[kWarps][16];
 };
 
+// The partial results of a query in global memory: those of its tiles, in order, lie `stride` rows apart.
 template <int kDim>
+struct FarPartials {
+  const AttentionPartial& partial;
+  std::size_t first, stride;
+  int heads, head;
+
+  __device__ __forceinline__ std::size_t row(int tile) const { return (first + tile * stride) * heads + head; }
+  __device__ __forceinline__ float2 weight(int tile) const { return __ldcg(partial.weight + row(tile)); }
+  __device__ __forceinline__ void load(int tile, int column, float (&to)[kDim / 32]) const {
+    const float* const from = partial.out + row(tile) * kDim + column;
+    if constexpr (kDim == 128)
+      *reinterpret_cast<float4*>(to) = __ldcg(reinterpret_cast<const float4*>(from));
+    else
+      *reinterpret_cast<float2*>(to) = __ldcg(reinterpret_cast<const float2*>(from));
+  }
+};
+
+// Those of one query in the shared memory of the block that merges them.
+template <int kDim>
+struct NearPartials {
+  float out[kClusterTiles][kDim];
+  float2 weights[kClusterTiles];
+
+  __device__ __forceinline__ float2 weight(int tile) const { return weights[tile]; }
+  __device__ __forceinline__ void load(int tile, int column, float (&to)[kDim / 32]) const {
+#pragma unroll
+    for (int c = 0; c < kDim / 32; ++c) to[c] = out[tile][column + c];
+  }
+};
+
+// A warp merges the tiles of one query and head.
+template <int kDim, class Partials>
+__device__ __forceinline__ void merge_query(const AttentionArgs& args, const Partials& from, int tiles, int row, int head) {
+  constexpr int kAhead = 8, kColumns = kDim / 32;  // tiles that are loaded at once; columns of a lane
+  const int lane = threadIdx.x % 32;
+  State state;
+  float o[kColumns] = {};
+  for (int first = 0; first < tiles; first += kAhead) {
+    float2 weight[kAhead];
+    alignas(16) float o_t[kAhead][kColumns];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i >= tiles) break;
+      weight[i] = from.weight(first + i);
+      from.load(first + i, lane * kColumns, o_t[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i >= tiles) break;
+      const Factors f = merge(state, weight[i].x, weight[i].y, args.to_log2);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) o[c] = merged(o[c], o_t[i][c], f);
+    }
+  }
+  auto* const out = reinterpret_cast<std::uint32_t*>(
+      static_cast<bf16*>(args.out) + (static_cast<std::size_t>(row) * args.heads + head) * kDim + lane * kColumns);
+#pragma unroll
+  for (int c = 0; c < kColumns; c += 2) out[c / 2] = ptx::pack(__fdiv_rn(o[c], state.sum), __fdiv_rn(o[c + 1], state.sum));
+  if (args.lse && lane == 0) args.lse[static_cast<std::size_t>(head) * args.rows + row] = log_sum(state, args.scale);
+}
+
+// Whether this block is the last of the `blocks` that work on the same queries; the others' results can be read then.
+__device__ __forceinline__ bool comes_last(std::uint32_t* done, std::uint32_t blocks) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicInc(done, blocks - 1) == blocks - 1;  // which sets it to 0 for the next layer
+  __syncthreads();
+  __threadfence();
+  return last;
+}
+
+template <int kDim, Merge kMerge>
+constexpr int shared_bytes() {
+  return sizeof(Shared<kDim>) + (kMerge == Merge::kCluster ? sizeof(NearPartials<kDim>) : 0);
+}
+
+template <int kDim, Merge kMerge>
 __global__ void __launch_bounds__(kThreads, 3)
     decode_kernel(const __grid_constant__ AttentionArgs args, const AttentionPartial partial) {
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDim>*>(memory);
-  ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
+  // Before the kernel ahead has ended: the tables, which were there before the pass, and the keys and values of earlier
+  // passes. Those of this pass' tokens it may still be writing.
   const ops::cuda::AttentionWork& work = args.work;
-  if (static_cast<int>(blockIdx.x) >= work.counts->decode_items) return;
+  if (static_cast<int>(blockIdx.x) >= work.counts->decode_items) {
+    if constexpr (kMerge == Merge::kCluster) ptx::cluster_sync(), ptx::cluster_sync();
+    return;
+  }
   const auto item = work.decode_items[blockIdx.x];
   const ops::cuda::SliceEntry slice = work.entries[item.slice];
   const int group = args.heads / args.kv_heads, kv_head = blockIdx.y, first = blockIdx.z * 16;
@@ -39,10 +129,17 @@ __global__ void __launch_bounds__(kThreads, 3)
   {
     const std::size_t stride = static_cast<std::size_t>(args.kv_heads) * kDim;
     const std::size_t from = cache_row(work.tiles + slice.first_tile, item.tile) * stride + kv_head * kDim;
-    const int rows = slice.first_position + slice.rows - item.tile * kTile;
-    load_tile<kDim, kThreads>(ptx::smem_address(shared.keys), static_cast<const bf16*>(args.k) + from, stride, rows);
+    const int before = slice.first_position - item.tile * kTile, rows = before + slice.rows;
+    const auto load = [&](bf16* to, const void* cache, int begin, int end) {
+      load_rows<kDim, kThreads>(ptx::smem_address(to), static_cast<const bf16*>(cache) + from, stride, rows, begin, end);
+    };
+    load(shared.keys, args.k, 0, before);
+    load(shared.values, args.v, 0, before);
+    if constexpr (kMerge == Merge::kCluster) ptx::cluster_sync();  // all blocks are there, and can be written to
+    ptx::wait_for_previous_kernel();
+    load(shared.keys, args.k, max(before, 0), kTile);
     ptx::cp_async_commit();
-    load_tile<kDim, kThreads>(ptx::smem_address(shared.values), static_cast<const bf16*>(args.v) + from, stride, rows);
+    load(shared.values, args.v, max(before, 0), kTile);
     ptx::cp_async_commit();
   }
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
@@ -88,79 +185,80 @@ __global__ void __launch_bounds__(kThreads, 3)
   sums(p, l);
   const int column = warp * (kDim / kWarps);
   mix_values<kDim>(o, p, ptx::smem_address(shared.values), column / 8);
+  if constexpr (kMerge == Merge::kCluster) {
+    auto& own = *reinterpret_cast<NearPartials<kDim>*>(memory + sizeof(Shared<kDim>));
+    auto& to = *ptx::in_block(&own, 0);
+    if (g == 0) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int i = g + half * 8;
-    if (!there(i)) continue;
-    const std::size_t at = static_cast<std::size_t>(item.partial + row_of(i)) * args.heads + head_of(i);
-    if (warp == 0 && lane % 4 == 0) partial.weight[at] = make_float2(m[half], l[half]);
+      for (int n = 0; n < kDim / kWarps / 8; ++n)
+        *reinterpret_cast<float2*>(to.out[item.tile] + column + n * 8 + lane * 2) = make_float2(o[n][0], o[n][1]);
+      if (warp == 0 && lane == 0) to.weights[item.tile] = make_float2(m[0], l[0]);
+    }
+    ptx::cluster_sync();
+    const int tiles = (slice.first_position + kTile) / kTile;
+    if (item.tile == 0 && warp == 0) merge_query<kDim>(args, own, tiles, slice.first_row, kv_head);
+  } else {
 #pragma unroll
-    for (int n = 0; n < kDim / kWarps / 8; ++n)
-      *reinterpret_cast<float2*>(partial.out + at * kDim + column + n * 8 + lane % 4 * 2) =
-          make_float2(o[n][2 * half], o[n][2 * half + 1]);
+    for (int half = 0; half < 2; ++half) {
+      const int i = g + half * 8;
+      if (!there(i)) continue;
+      const std::size_t at = static_cast<std::size_t>(item.partial + row_of(i)) * args.heads + head_of(i);
+      if (warp == 0 && lane % 4 == 0) partial.weight[at] = make_float2(m[half], l[half]);
+#pragma unroll
+      for (int n = 0; n < kDim / kWarps / 8; ++n)
+        *reinterpret_cast<float2*>(partial.out + at * kDim + column + n * 8 + lane % 4 * 2) =
+            make_float2(o[n][2 * half], o[n][2 * half + 1]);
+    }
+    if constexpr (kMerge == Merge::kLast) {
+      const int length = slice.first_position + slice.rows;
+      const int counter = (item.slice * gridDim.y + kv_head) * gridDim.z + blockIdx.z;
+      if (!comes_last(work.done + counter, static_cast<std::uint32_t>((length + kTile - 1) / kTile))) return;
+      for (int i = warp; i < 16 && there(i); i += kWarps) {
+        const int row = row_of(i), tiles = (slice.first_position + row + kTile) / kTile;
+        const auto stride = static_cast<std::size_t>(slice.rows);
+        const FarPartials<kDim> from{partial, item.partial - item.tile * stride + row, stride, args.heads, head_of(i)};
+        merge_query<kDim>(args, from, tiles, slice.first_row + row, head_of(i));
+      }
+    }
   }
 }
 
-// A warp merges the tiles of one query and head.
+// A warp per query and head.
 template <int kDim>
 __global__ void __launch_bounds__(kThreads)
     merge_kernel(const __grid_constant__ AttentionArgs args, const AttentionPartial partial) {
-  constexpr int kAhead = 8, kColumns = kDim / 32;  // tiles that are loaded at once; columns of a lane
-  struct alignas(kColumns * 4) Columns {
-    float v[kColumns];
-  };
-  ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
-  const unsigned query = blockIdx.x * kWarps + threadIdx.x / 32;
-  const unsigned index = query / args.heads, head = query % args.heads, lane = threadIdx.x % 32;
-  if (static_cast<int>(index) >= args.work.counts->merge_rows) return;
+  ptx::wait_for_previous_kernel();
+  const int query = blockIdx.x * kWarps + threadIdx.x / 32, index = query / args.heads;
+  if (index >= args.work.counts->merge_rows) return;
   const auto row = args.work.merge_rows[index];
-  State state;
-  Columns o = {};
-  for (int first = 0; first < row.tiles; first += kAhead) {
-    float2 weight[kAhead];
-    Columns o_t[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (first + i >= row.tiles) break;
-      const std::size_t at =
-          (static_cast<std::size_t>(row.partial) + static_cast<std::size_t>(first + i) * row.stride) * args.heads + head;
-      weight[i] = partial.weight[at];
-      o_t[i] = *reinterpret_cast<const Columns*>(partial.out + at * kDim + lane * kColumns);
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (first + i >= row.tiles) break;
-      const Factors f = merge(state, weight[i].x, weight[i].y, args.to_log2);
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) o.v[c] = merged(o.v[c], o_t[i].v[c], f);
-    }
-  }
-  auto* const out = reinterpret_cast<std::uint32_t*>(
-      static_cast<bf16*>(args.out) + (static_cast<std::size_t>(row.row) * args.heads + head) * kDim + lane * kColumns);
-#pragma unroll
-  for (int c = 0; c < kColumns; c += 2)
-    out[c / 2] = ptx::pack(__fdiv_rn(o.v[c], state.sum), __fdiv_rn(o.v[c + 1], state.sum));
-  if (args.lse && lane == 0) args.lse[static_cast<std::size_t>(head) * args.rows + row.row] = log_sum(state, args.scale);
+  const int head = query % args.heads;
+  const FarPartials<kDim> from{partial, static_cast<std::size_t>(row.partial), static_cast<std::size_t>(row.stride),
+                               args.heads, head};
+  merge_query<kDim>(args, from, row.tiles, row.row, head);
 }
 
 }  // namespace
 
-void attention_decode(const AttentionArgs& args, int items, int rows, const AttentionPartial& partial,
-                      cudaStream_t stream) {
+void attention_decode(const AttentionArgs& args, int slices, int items, int rows, int merge_rows,
+                      const AttentionPartial& partial, cudaStream_t stream) {
   const int queries = rows * (args.heads / args.kv_heads);
   const dim3 grid(static_cast<unsigned>(items), static_cast<unsigned>(args.kv_heads),
                   static_cast<unsigned>((queries + 15) / 16));
-  if (args.head_dim == 64)
-    launch(decode_kernel<64>, grid, kThreads, sizeof(Shared<64>), stream, args, partial);
-  else
-    launch(decode_kernel<128>, grid, kThreads, sizeof(Shared<128>), stream, args, partial);
-}
-
-void attention_merge(const AttentionArgs& args, int merge_rows, const AttentionPartial& partial, cudaStream_t stream) {
-  const unsigned queries = static_cast<unsigned>(merge_rows) * static_cast<unsigned>(args.heads);
-  launch(args.head_dim == 64 ? merge_kernel<64> : merge_kernel<128>, (queries + kWarps - 1) / kWarps, kThreads, 0, stream,
-         args, partial);
+  const bool counts = args.work.done && static_cast<int>(grid.y * grid.z) <= ops::cuda::kDoneCounters;
+  const bool cluster = device_info().major == 9 && slices == 1 && queries == 1 && items <= kClusterTiles;
+  const auto run = [&]<int kDim>(std::integral_constant<int, kDim>) {
+    if (cluster)
+      return launch_clusters(items, decode_kernel<kDim, Merge::kCluster>, grid, kThreads,
+                             shared_bytes<kDim, Merge::kCluster>(), stream, args, partial);
+    if (counts)
+      return launch(decode_kernel<kDim, Merge::kLast>, grid, kThreads, shared_bytes<kDim, Merge::kLast>(), stream, args,
+                    partial);
+    launch(decode_kernel<kDim, Merge::kLater>, grid, kThreads, shared_bytes<kDim, Merge::kLater>(), stream, args, partial);
+    const unsigned all = static_cast<unsigned>(merge_rows) * static_cast<unsigned>(args.heads);
+    launch(merge_kernel<kDim>, (all + kWarps - 1) / kWarps, kThreads, 0, stream, args, partial);
+  };
+  args.head_dim == 64 ? run(std::integral_constant<int, 64>{}) : run(std::integral_constant<int, 128>{});
 }
 
 }  // namespace dsmoe::cuda

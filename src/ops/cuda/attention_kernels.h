@@ -26,9 +26,9 @@ struct AttentionPartial {
 
 // bf16, head_dim 64 or 128. `stages`: tiles of keys and values in shared memory, 1 or 2.
 void attention_prompt(const AttentionArgs& args, int blocks, int stages, cudaStream_t stream);
-// Slices of up to `rows` rows: partial results of `items` tiles, and their sum for `merge_rows` rows.
-void attention_decode(const AttentionArgs& args, int items, int rows, const AttentionPartial& partial, cudaStream_t stream);
-void attention_merge(const AttentionArgs& args, int merge_rows, const AttentionPartial& partial, cudaStream_t stream);
+// Slices of up to `rows` rows, in `items` tiles; `merge_rows` rows in all.
+void attention_decode(const AttentionArgs& args, int slices, int items, int rows, int merge_rows,
+                      const AttentionPartial& partial, cudaStream_t stream);
 // f32 or bf16, any head_dim.
 void attention_plain(const AttentionArgs& args, int slices, const std::int32_t* position, DType dtype, cudaStream_t stream);
 

@@ -66,19 +66,25 @@ __device__ __forceinline__ std::uint32_t offset_of(int row, int chunk) {
   return static_cast<std::uint32_t>(row * kDim * 2 + ((chunk ^ (row & 7)) << 4));
 }
 
-// Starts copying a tile of keys or values whose row 0 is at `from`; rows from `rows` on are zeros, whatever the cache has
-// there: it may be NaN, which a weight of 0 would not hide.
+// Starts copying rows [first, last) of a tile of keys or values whose row 0 is at `from`; rows from `rows` on are zeros,
+// whatever the cache has there: it may be NaN, which a weight of 0 would not hide.
 template <int kDim, int kThreads>
-__device__ __forceinline__ void load_tile(std::uint32_t to, const bf16* from, std::size_t stride, int rows) {
+__device__ __forceinline__ void load_rows(std::uint32_t to, const bf16* from, std::size_t stride, int rows, int first,
+                                          int last) {
   constexpr int kChunks = kDim / 8;
   static_assert(kThreads % kChunks == 0);
-  const int first = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
+  const int begin = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
 #pragma unroll
   for (int i = 0; i < kTile * kChunks / kThreads; ++i) {
-    const int row = first + i * (kThreads / kChunks);
+    const int row = begin + i * (kThreads / kChunks);
+    if (row < first || row >= last) continue;
     const bool there = row < rows;
     ptx::cp_async_16(to + offset_of<kDim>(row, chunk), from + (there ? row : 0) * stride + chunk * 8, there ? 16 : 0);
   }
+}
+template <int kDim, int kThreads>
+__device__ __forceinline__ void load_tile(std::uint32_t to, const bf16* from, std::size_t stride, int rows) {
+  load_rows<kDim, kThreads>(to, from, stride, rows, 0, kTile);
 }
 
 // Where key tile `tile` of a slice begins in the cache.

@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(256) combine_kernel(const __grid_constant__ Ar
 #pragma unroll
   for (int k = 0; k < kEarly; ++k)
     if (k < args.chosen) row[k] = row_of(k), weight[k] = weight_of(k);
-  ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
   const std::size_t at = static_cast<std::size_t>(token) * args.width + args.c.first + column;
   const T* rows = static_cast<const T*>(args.c.rows) + column;
   float sum[kVector] = {};

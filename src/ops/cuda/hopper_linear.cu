@@ -158,7 +158,6 @@ void run(Args& args, const LinearSizes& s, std::span<const LinearMatrix> matrice
 
 void linear(const LinearSizes& s, const bf16* x, std::span<const LinearMatrix> matrices, DType y_dtype,
             cudaStream_t stream) {
-  if (linear_tile(s.rows) == kTinyTile) return linear_few(s, x, matrices, y_dtype, stream);
   const auto k = static_cast<std::uint64_t>(s.inner), t = static_cast<std::uint64_t>(s.rows);
   Args args{};
   args.rows = tensor_map(x, {k, t}, {k}, {kTileK, kBoxRows});

@@ -1,22 +1,18 @@
-// y = x · Wᵀ for few rows, where reading W is all that takes time: a block is one warp that owns 16 columns of y. It asks
-// for its whole part of W, or a ring of it, before the kernel ahead has ended, and multiplies as the pieces arrive. A sum
-// is the same chain of k16 steps as in hopper_linear.cu, by another instruction with the same arithmetic, so the bits are
-// the same.
+// y = x · Wᵀ for few rows of x, where reading W is all that takes time: a block owns 16 columns of y. One warp asks for the
+// block's part of W, or a ring of it, before the kernel ahead has ended; another multiplies as the pieces arrive
+// (hopper_few.cuh).
 #include "ops/cuda/hopper.h"
+#include "ops/cuda/hopper_few.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/linear.h"
-#include "ops/cuda/ptx.cuh"
+#include "ops/cuda/numbers.cuh"
 #include "ops/cuda/tensor_map.h"
 
 namespace dsmoe::cuda::hopper {
 
 namespace {
 
-constexpr int kColumns = 16, kBoxK = 64, kBoxes = 4, kStageK = kBoxes * kBoxK, kStages = 8;
-constexpr int kBoxBytes = kColumns * kBoxK * 2, kStageBytes = kBoxes * kBoxBytes;
-constexpr int kSharedBytes = kStages * (kStageBytes + 8) + 1024;  // barriers; to align
-constexpr int kSteps = kStageK / 16;
-constexpr int kMost = kMostProjections;
+constexpr int kBoxes = 4, kStageBytes = kBoxes * kFewBytes, kMost = kMostProjections;
 
 struct Args {
   CUtensorMap weights[kMost];
@@ -24,15 +20,58 @@ struct Args {
   int columns[kMost], first_block[kMost];  // of unused ones: past the last block
   const bf16* x;
   int rows, inner;
+  TurnAndStore turn;
 };
 
-// Operand B of the steps of one stage: 8 rows of x each. A lane has row lane / 4 and, of every 16 numbers, two pairs.
-template <int kTiles>
-struct Rows {
-  std::uint32_t v[kTiles][kSteps][2];
+__host__ __device__ constexpr int boxes_of(int inner) { return (inner + kBoxK - 1) / kBoxK; }
 
-  __device__ __forceinline__ void load(const Args& args, int first) {
-    const int row = threadIdx.x / 4, k = first + threadIdx.x % 4 * 2;
+// ---- x, the other operand
+
+// Up to 8 rows in shared memory: the 128 bytes of box b of row r at (b * rows + r) * 128.
+struct SharedRows {
+  static constexpr int kTiles = 1;
+  const Args& args;
+  std::uint32_t at;
+
+  static int bytes(const LinearSizes& s) { return boxes_of(s.inner) * s.rows * 128; }
+  __device__ __forceinline__ void load() const {
+    const int chunks = boxes_of(args.inner) * 8;
+    for (int r = 0; r < args.rows; ++r)
+      for (int i = threadIdx.x % 32; i < chunks; i += 32) {
+        const bool there = i * 8 < args.inner;
+        const bf16* const from = args.x + static_cast<std::size_t>(r) * args.inner + (there ? i * 8 : 0);
+        ptx::cp_async_16(at + i / 8 * args.rows * 128 + swizzled(r, i % 8), from, there ? 16 : 0);
+      }
+    ptx::cp_async_commit();
+  }
+  template <class Ring, class Release>
+  __device__ __forceinline__ void multiply(float (&acc)[1][4], const Ring& ring, Release&& release) const {
+    ptx::cp_async_wait<0>();
+    __syncwarp();
+    const int step = args.rows * 128, boxes = boxes_of(args.inner);
+    LanePlaces places;
+    places.set(min(static_cast<int>(threadIdx.x % 8), args.rows - 1));
+    for (int i = 0; i * kBoxes < boxes; ++i) {
+      ring.wait(i);
+      multiply_stage<kBoxes>(acc[0], places, ring.stage(i), at + i * kBoxes * step, step, boxes - i * kBoxes);
+      __syncwarp();
+      release(i + 1);
+    }
+  }
+};
+
+// Up to 16 rows, of which shared memory would hold too few: those of a stage in registers, one stage ahead. A lane has rows
+// lane / 4 and that + 8 and, of every 16 numbers, two pairs.
+struct RegisterRows {
+  static constexpr int kTiles = 2, kSteps = kBoxes * kBoxK / 16;
+  const Args& args;
+  std::uint32_t at;
+  std::uint32_t now[kTiles][kSteps][2], next[kTiles][kSteps][2];
+
+  static int bytes(const LinearSizes&) { return 0; }
+  __device__ __forceinline__ void load() { load(now, 0); }
+  __device__ __forceinline__ void load(std::uint32_t (&to)[kTiles][kSteps][2], int index) const {
+    const int row = threadIdx.x % 32 / 4, k = index * kBoxes * kBoxK + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const bool there = t * 8 + row < args.rows;
@@ -41,94 +80,177 @@ struct Rows {
       for (int s = 0; s < kSteps; ++s)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int at = s * 16 + half * 8;
-          v[t][s][half] = there && k + at < args.inner ? *reinterpret_cast<const std::uint32_t*>(from + at) : 0;
+          const int offset = s * 16 + half * 8;
+          to[t][s][half] = there && k + offset < args.inner ? *reinterpret_cast<const std::uint32_t*>(from + offset) : 0;
         }
+    }
+  }
+  template <class Ring, class Release>
+  __device__ __forceinline__ void multiply(float (&acc)[kTiles][4], const Ring& ring, Release&& release) {
+    const int boxes = boxes_of(args.inner);
+    LanePlaces places;
+    places.set(0);
+    for (int i = 0; i * kBoxes < boxes; ++i) {
+      load(next, i + 1);
+      ring.wait(i);
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        if (i * kBoxes + s / 4 >= boxes) break;
+        std::uint32_t a[4];
+        ptx::ldmatrix(a, ring.stage(i) + s / 4 * kFewBytes + places.a[s % 4]);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) ptx::mma_16816(acc[t], a[0], a[1], a[2], a[3], now[t][s][0], now[t][s][1]);
+      }
+      __syncwarp();
+      release(i + 1);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) now[t][s][0] = next[t][s][0], now[t][s][1] = next[t][s][1];
     }
   }
 };
 
-__device__ __forceinline__ int boxes_from(const Args& args, int k) {
-  return min(kBoxes, (args.inner - k + kBoxK - 1) / kBoxK);
-}
+// ---- y. A lane has columns g = lane / 4 and g + 8 of the block's 16, of rows 2 (lane % 4) and the next of every 8.
 
-__device__ __forceinline__ void load_stage(const Args& args, int matrix, int column, int stage_k, std::uint32_t to,
-                                           std::uint32_t barrier) {
-  const int boxes = boxes_from(args, stage_k);
-  ptx::barrier_arrive_expect(barrier, boxes * kBoxBytes);
-  for (int i = 0; i < boxes; ++i)
-    ptx::tma_load(to + i * kBoxBytes, &args.weights[matrix], barrier, stage_k + i * kBoxK, column);
-}
-
-// acc += W x' over `boxes` of the stage at `from`. Rows of a box are 128 bytes, their 16-byte chunks swizzled.
-template <int kTiles>
-__device__ __forceinline__ void multiply(float (&acc)[kTiles][4], const Rows<kTiles>& rows, std::uint32_t from, int boxes) {
-  const int row = threadIdx.x % 16, chunk = threadIdx.x / 16;
-#pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-    if (s / 4 >= boxes) break;
-    std::uint32_t a[4];
-    ptx::ldmatrix(a, from + s / 4 * kBoxBytes + row * 128 + (((s % 4 * 2 + chunk) ^ (row & 7)) << 4));
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) ptx::mma_16816(acc[t], a[0], a[1], a[2], a[3], rows.v[t][s][0], rows.v[t][s][1]);
+// As it is; the block's columns are neighbours.
+template <class Y>
+struct Store {
+  __device__ __forceinline__ Store(const Args&, int, int) {}
+  static __device__ __forceinline__ void load(const Args& args, int matrix, int unit, int k, std::uint32_t to,
+                                              std::uint32_t barrier) {
+    ptx::tma_load(to, &args.weights[matrix], barrier, k, unit * kFewRows);
   }
-}
+  template <int kTiles>
+  __device__ __forceinline__ void store(const Args& args, int matrix, int unit, const float (&acc)[kTiles][4]) const {
+    const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4 * 2, columns = args.columns[matrix];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        const int row = t * 8 + c + v % 2, at = unit * kFewRows + g + v / 2 * 8;
+        if (row < args.rows && at < columns)
+          from_float(acc[t][v], static_cast<Y*>(args.y[matrix])[static_cast<std::size_t>(row) * columns + at]);
+      }
+  }
+};
 
-template <int kTiles, class Y>
-__device__ __forceinline__ void store(const Args& args, int matrix, int column, const float (&acc)[kTiles][4]) {
-  const int g = threadIdx.x / 4, c = threadIdx.x % 4 * 2, columns = args.columns[matrix];
+// q, k and v of new tokens: q turned, k turned and in the cache, v in the cache. A block has 8 neighbours of the first half
+// of a head and their partners in the second half. Numbers are rounded as where they go through memory (rope.cu).
+struct Turn {
+  static __device__ __forceinline__ void load(const Args& args, int matrix, int unit, int k, std::uint32_t to,
+                                              std::uint32_t barrier) {
+    const int per_head = args.turn.half / 8;
+    ptx::tma_load(to, &args.weights[matrix], barrier, k, 0, 0, unit % per_head, unit / per_head);
+  }
+  // The angles, and where the rows go: looked up before the products, which take long enough for them to arrive.
+  __device__ __forceinline__ Turn(const Args& args, int matrix, int unit) {
+    const int half = args.turn.half, place = place_of(args, unit);
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int row = t * 8 + c + v % 2, at = column + g + v / 2 * 8;
-      if (row >= args.rows || at >= columns) continue;
-      Y* const out = static_cast<Y*>(args.y[matrix]) + static_cast<std::size_t>(row) * columns + at;
-      if constexpr (sizeof(Y) == 4)
-        *out = acc[t][v];
-      else
-        *out = __float2bfloat16_rn(acc[t][v]);
+    for (int i = 0; i < 4; ++i) {
+      const int row = min(row_of(i), args.rows - 1);
+      cos[i] = matrix < 2 ? args.turn.cos[row * half + place] : 1.0f;
+      sin[i] = matrix < 2 ? args.turn.sin[row * half + place] : 0.0f;
+      to[i] = matrix == 0 ? row : args.turn.cache_row[row];
     }
-}
+  }
+  static __device__ __forceinline__ int place_of(const Args& args, int unit) {
+    return unit % (args.turn.half / 8) * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
+  }
+  static __device__ __forceinline__ int row_of(int i) { return i / 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2; }
 
-template <int kTiles, class Y>
-__global__ void __launch_bounds__(32) few_kernel(const __grid_constant__ Args args) {
+  template <int kTiles>
+  __device__ __forceinline__ void store(const Args& args, int matrix, int unit, const float (&acc)[kTiles][4]) const {
+    const int half = args.turn.half, columns = args.columns[matrix];
+    const int column = unit / (half / 8) * 2 * half + place_of(args, unit);
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      if (row_of(i) >= args.rows) continue;
+      bf16 first = __float2bfloat16_rn(acc[i / 2][i % 2]), second = __float2bfloat16_rn(acc[i / 2][i % 2 + 2]);
+      if (matrix < 2) {
+        const float a = to_float(first), b = to_float(second);
+        from_float(fmaf(a, cos[i], -__fmul_rn(b, sin[i])), first);
+        from_float(fmaf(b, cos[i], __fmul_rn(a, sin[i])), second);
+      }
+      bf16* const out = static_cast<bf16*>(args.y[matrix]) + static_cast<std::size_t>(to[i]) * columns + column;
+      out[0] = first;
+      out[half] = second;
+    }
+  }
+
+  float cos[4], sin[4];
+  int to[4];
+};
+
+template <int kStages, class X, class Out>
+__global__ void __launch_bounds__(64) few_kernel(const __grid_constant__ Args args) {
   extern __shared__ char raw[];
-  const std::uint32_t data = (ptx::smem_address(raw) + 1023u) & ~1023u, barriers = data + kStages * kStageBytes;
+  const std::uint32_t data = (ptx::smem_address(raw) + 1023u) & ~1023u;
+  const WarpRing<kStages, kStageBytes> ring{data, data + kStages * kStageBytes};
   int matrix = 0;
 #pragma unroll
   for (int i = 1; i < kMost; ++i) matrix += static_cast<int>(blockIdx.x) >= args.first_block[i];
-  const int column = (static_cast<int>(blockIdx.x) - args.first_block[matrix]) * kColumns;
-  const int stages = (args.inner + kStageK - 1) / kStageK;
+  const int unit = static_cast<int>(blockIdx.x) - args.first_block[matrix];
+  const int boxes = boxes_of(args.inner), stages = (boxes + kBoxes - 1) / kBoxes;
   const auto ask_for = [&](int stage) {
-    load_stage(args, matrix, column, stage * kStageK, data + stage % kStages * kStageBytes, barriers + stage % kStages * 8);
+    const int from = stage * kBoxes, count = min(kBoxes, boxes - from);
+    ptx::barrier_arrive_expect(ring.barrier(stage), count * kFewBytes);
+    for (int i = 0; i < count; ++i)
+      Out::load(args, matrix, unit, (from + i) * kBoxK, ring.stage(stage) + i * kFewBytes, ring.barrier(stage));
   };
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) ptx::barrier_init(barriers + i * 8, 1);
-    ptx::barrier_init_fence();
-    for (int i = 0; i < min(stages, kStages); ++i) ask_for(i);
-  }
-  __syncwarp();
-  ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
-  Rows<kTiles> rows, next;
-  rows.load(args, 0);
-  float acc[kTiles][4] = {};
-  for (int i = 0; i < stages; ++i) {
-    if (i + 1 < stages) next.load(args, (i + 1) * kStageK);
-    ptx::barrier_wait(barriers + i % kStages * 8, i / kStages % 2);
-    multiply<kTiles>(acc, rows, data + i % kStages * kStageBytes, boxes_from(args, i * kStageK));
-    __syncwarp();
-    if (threadIdx.x == 0 && i + kStages < stages) ask_for(i + kStages);
-    rows = next;
+  if (threadIdx.x == 0) ring.set_up();
+  __syncthreads();
+  // A warp that asks for more than the copy engine has room for is held up, so it is not the one that multiplies.
+  if (threadIdx.x < 32) {
+    if (threadIdx.x == 0)
+      for (int i = 0; i < min(stages, kStages); ++i) ask_for(i);
+    return;
   }
-  store<kTiles, Y>(args, matrix, column, acc);
+  ptx::wait_for_previous_kernel();
+  X x{args, (ring.barriers + kStages * 8 + 127) & ~127u};
+  x.load();
+  const Out out(args, matrix, unit);
+  float acc[X::kTiles][4] = {};
+  x.multiply(acc, ring, [&](int done) {
+    if (threadIdx.x % 32 == 0 && done + kStages - 1 < stages) ask_for(done + kStages - 1);
+  });
+  out.store(args, matrix, unit, acc);
 }
 
-template <class Y>
-void run(const Args& args, int blocks, cudaStream_t stream) {
-  launch(args.rows <= 8 ? few_kernel<1, Y> : few_kernel<2, Y>, static_cast<unsigned>(blocks), 32, kSharedBytes, stream,
-         args);
+template <int kStages, class X, class Out>
+void run(const LinearSizes& s, const Args& args, int blocks, cudaStream_t stream) {
+  launch(few_kernel<kStages, X, Out>, static_cast<unsigned>(blocks), 64,
+         kStages * (kStageBytes + 8) + X::bytes(s) + 128 + 1024, stream, args);
+}
+
+// Three blocks fit a multiprocessor, where rows are not much longer than 2048, and beside those of one or two tokens a
+// block of attention, which follows.
+template <class Out>
+void run(const LinearSizes& s, const Args& args, int blocks, cudaStream_t stream) {
+  constexpr int kMostBytes = 64 << 10;
+  const bool fits = s.rows <= 8 && SharedRows::bytes(s) <= kMostBytes;
+  const bool one_each = blocks <= multiprocessors();
+  if (fits && s.rows <= 2 && one_each) return run<8, SharedRows, Out>(s, args, blocks, stream);
+  if (fits) return run<5, SharedRows, Out>(s, args, blocks, stream);
+  run<8, RegisterRows, Out>(s, args, blocks, stream);
+}
+
+// The blocks of all matrices, numbered one after another; map(m) is the tensor map of one.
+template <class Map>
+int set_matrices(Args& args, const LinearSizes& s, const bf16* x, std::span<const LinearMatrix> matrices, Map&& map) {
+  int blocks = 0;
+  for (std::size_t i = 0; i < kMost; ++i) {
+    args.first_block[i] = blocks;
+    if (i >= matrices.size()) continue;
+    args.weights[i] = map(matrices[i]);
+    args.y[i] = matrices[i].y;
+    args.columns[i] = matrices[i].columns;
+    blocks += (matrices[i].columns + kFewRows - 1) / kFewRows;
+  }
+  args.x = x;
+  args.rows = s.rows, args.inner = s.inner;
+  return blocks;
 }
 
 }  // namespace
@@ -137,19 +259,22 @@ void linear_few(const LinearSizes& s, const bf16* x, std::span<const LinearMatri
                 cudaStream_t stream) {
   const auto k = static_cast<std::uint64_t>(s.inner);
   Args args{};
-  int blocks = 0;
-  for (std::size_t i = 0; i < kMost; ++i) {
-    args.first_block[i] = blocks;
-    if (i >= matrices.size()) continue;
-    const LinearMatrix& m = matrices[i];
-    args.weights[i] = tensor_map(m.w, {k, static_cast<std::uint64_t>(m.columns)}, {k}, {kBoxK, kColumns});
-    args.y[i] = m.y;
-    args.columns[i] = m.columns;
-    blocks += (m.columns + kColumns - 1) / kColumns;
-  }
-  args.x = x;
-  args.rows = s.rows, args.inner = s.inner;
-  y_dtype == DType::kF32 ? run<float>(args, blocks, stream) : run<bf16>(args, blocks, stream);
+  const int blocks = set_matrices(args, s, x, matrices, [&](const LinearMatrix& m) {
+    return tensor_map(m.w, {k, static_cast<std::uint64_t>(m.columns)}, {k}, {kBoxK, kFewRows});
+  });
+  y_dtype == DType::kF32 ? run<Store<float>>(s, args, blocks, stream) : run<Store<bf16>>(s, args, blocks, stream);
+}
+
+void project_few(const LinearSizes& s, const bf16* x, std::span<const LinearMatrix> qkv, const TurnAndStore& turn,
+                 cudaStream_t stream) {
+  const auto k = static_cast<std::uint64_t>(s.inner), half = static_cast<std::uint64_t>(turn.half);
+  Args args{};
+  args.turn = turn;
+  const int blocks = set_matrices(args, s, x, qkv, [&](const LinearMatrix& m) {
+    return tensor_map(m.w, {k, 8, 2, half / 8, static_cast<std::uint64_t>(m.columns) / (2 * half)},
+                      {k, half * k, 8 * k, 2 * half * k}, {kBoxK, 8, 2, 1, 1});
+  });
+  run<Turn>(s, args, blocks, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

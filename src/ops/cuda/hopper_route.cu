@@ -13,7 +13,7 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-inline constexpr int kWarps = 16;
+inline constexpr int kWarps = 8;
 
 struct Args {
   RoutingRule rule;
@@ -25,32 +25,71 @@ struct Args {
   PlanView plan;
 };
 
-// This block's part of the logits, part[token][expert]; one warp per 16 experts and 8 tokens.
-__device__ void partial_logits(const Args& args, int block, float* part) {
+// Which part of the logits a block of the cluster makes: steps of 32 columns of D.
+struct Part {
+  __device__ __forceinline__ Part(const Args& args, int block) {
+    const int steps = (args.width + 31) / 32, per_part = (steps + kGateParts - 1) / kGateParts;
+    first = block * per_part, last = min(steps, first + per_part);
+  }
+  int first, last;
+};
+
+// What one warp needs of the gate for a part of up to kSteps steps, as operand A: 16 experts.
+struct GateRows {
+  static constexpr int kSteps = 8;
+  uint4 low[kSteps], high[kSteps];
+
+  __device__ __forceinline__ void load(const Args& args, const Part& part, int e0, int from) {
+    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, experts = args.rule.experts;
+    const bf16* a = args.gate + static_cast<std::size_t>(min(e0 + g, experts - 1)) * args.width + c * 8;
+    const bf16* b = args.gate + static_cast<std::size_t>(min(e0 + g + 8, experts - 1)) * args.width + c * 8;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int k = (from + i) * 32;
+      const bool inside = from + i < part.last && k + c * 8 < args.width;
+      low[i] = inside ? __ldg(reinterpret_cast<const uint4*>(a + k)) : uint4{};
+      high[i] = inside ? __ldg(reinterpret_cast<const uint4*>(b + k)) : uint4{};
+    }
+  }
+  __device__ __forceinline__ void multiply(const Args& args, const Part& part, int t0, int from, float (&acc)[4]) const {
+    const int lane = threadIdx.x % 32, c = lane % 4;
+    const bf16* token = args.x + static_cast<std::size_t>(min(t0 + lane / 4, args.tokens - 1)) * args.width + c * 8;
+    uint4 x[kSteps];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int k = (from + i) * 32;
+      const bool inside = from + i < part.last && k + c * 8 < args.width;
+      x[i] = inside ? __ldg(reinterpret_cast<const uint4*>(token + k)) : uint4{};
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (from + i >= part.last) break;
+      ptx::mma_16816(acc, low[i].x, high[i].x, low[i].y, high[i].y, x[i].x, x[i].y);
+      ptx::mma_16816(acc, low[i].z, high[i].z, low[i].w, high[i].w, x[i].z, x[i].w);
+    }
+  }
+};
+
+// This block's part of the logits, stored in the block that adds up the token's parts: parts[block][token / 8][expert] of
+// block token % 8. One warp per 16 experts and 8 tokens; `ahead` has what the warp's first product needs of the gate.
+__device__ __forceinline__ void partial_logits(const Args& args, const cg::cluster_group& cluster, GateRows& ahead,
+                                               float* parts) {
   const int experts = args.rule.experts, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-  const int steps = (args.width + 31) / 32, per_part = (steps + kGateParts - 1) / kGateParts;
-  const int first = block * per_part, last = min(steps, first + per_part);
-  const int m_tiles = (experts + 15) / 16, n_tiles = (args.tokens + 7) / 8;
-  for (int job = threadIdx.x / 32; job < m_tiles * n_tiles; job += kWarps) {
+  const int block = static_cast<int>(cluster.block_rank()), per_block = (args.tokens + kGateParts - 1) / kGateParts;
+  const int m_tiles = (experts + 15) / 16, n_tiles = (args.tokens + 7) / 8, warp = threadIdx.x / 32;
+  const Part part(args, block);
+  for (int job = warp; job < m_tiles * n_tiles; job += kWarps) {
     const int e0 = job % m_tiles * 16, t0 = job / m_tiles * 8;
-    const bf16* low = args.gate + static_cast<std::size_t>(min(e0 + g, experts - 1)) * args.width + c * 8;
-    const bf16* high = args.gate + static_cast<std::size_t>(min(e0 + g + 8, experts - 1)) * args.width + c * 8;
-    const bf16* token = args.x + static_cast<std::size_t>(min(t0 + g, args.tokens - 1)) * args.width + c * 8;
     float acc[4] = {};
-#pragma unroll 8
-    for (int s = first; s < last; ++s) {
-      const int k = s * 32;
-      const bool inside = k + c * 8 < args.width;
-      const uint4 a = inside ? __ldg(reinterpret_cast<const uint4*>(low + k)) : uint4{};
-      const uint4 b = inside ? __ldg(reinterpret_cast<const uint4*>(high + k)) : uint4{};
-      const uint4 x = inside ? __ldg(reinterpret_cast<const uint4*>(token + k)) : uint4{};
-      ptx::mma_16816(acc, a.x, b.x, a.y, b.y, x.x, x.y);
-      ptx::mma_16816(acc, a.z, b.z, a.w, b.w, x.z, x.w);
+    for (int from = part.first; from < part.last; from += GateRows::kSteps) {
+      if (job != warp || from != part.first) ahead.load(args, part, e0, from);
+      ahead.multiply(args, part, t0, from, acc);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int t = t0 + 2 * c + i % 2, e = e0 + g + i / 2 * 8;
-      if (t < args.tokens && e < experts) part[t * experts + e] = acc[i];
+      if (t < args.tokens && e < experts)
+        cluster.map_shared_rank(parts, t % kGateParts)[(block * per_block + t / kGateParts) * experts + e] = acc[i];
     }
   }
 }
@@ -58,15 +97,54 @@ __device__ void partial_logits(const Args& args, int block, float* part) {
 // Loads this block's part of the gate into the cache while the previous kernel is still computing x.
 __device__ void prefetch_gate(const Args& args, int block) {
   constexpr int kLine = 64;  // bf16 in 128 bytes
-  const int steps = (args.width + 31) / 32, per_part = (steps + kGateParts - 1) / kGateParts;
-  const int begin = block * per_part * 32, lines = (per_part * 32 + kLine - 1) / kLine;
+  const Part part(args, block);
+  const int begin = part.first * 32, lines = ((part.last - part.first) * 32 + kLine - 1) / kLine;
   for (int i = threadIdx.x; i < args.rule.experts * lines; i += blockDim.x) {
     const int k = begin + i % lines * kLine;
     if (k < args.width) ptx::prefetch(args.gate + static_cast<std::size_t>(i / lines) * args.width + k);
   }
 }
 
-// The parts of a plan that inference needs. A token chooses an expert at most once, so the tokens of an expert are the bits
+// The parts of a plan that inference needs, of up to 32 pairs of a token and an expert, by one warp: a lane has a pair.
+// `ids` null: stores nothing.
+__device__ void plan_fewest(const Args& args, const std::int32_t* ids) {
+  const int lane = threadIdx.x % 32, experts = args.rule.experts, chosen = args.rule.chosen;
+  const int pairs = args.tokens * chosen, first = args.shared * args.tokens;
+  const bool real = ids != nullptr;
+  const int mine = lane < pairs ? (real ? ids[lane] : lane) : INT32_MAX;
+  const unsigned alike = __match_any_sync(~0u, mine);
+  const bool leads = lane < pairs && __ffs(static_cast<int>(alike)) - 1 == lane;
+  const unsigned leaders = __ballot_sync(~0u, leads);
+  int row = first, tile = 0;
+#pragma unroll 1
+  for (int i = 0; i < pairs; ++i) {
+    const int other = __shfl_sync(~0u, mine, i);
+    row += other < mine || (other == mine && i < lane);
+    tile += other < mine && (leaders >> i & 1);
+  }
+  if (real && lane < pairs) {
+    args.plan.token[row] = lane / chosen;
+    args.plan.slot_row[lane] = row;
+  }
+  if (real && leads) split_tiles(args.plan.tiles + tile, 1, args.shared + mine, row, __popc(alike), 0);
+#pragma unroll 1
+  for (int e0 = 0; e0 < experts; e0 += 32) {
+    int offset = first;
+#pragma unroll 1
+    for (int i = 0; i < pairs; ++i) offset += __shfl_sync(~0u, mine, i) < e0 + lane;
+    if (real && e0 + lane < experts) args.plan.offset[args.shared + e0 + lane] = offset;
+  }
+  if (real && lane == 0) {
+    args.plan.offset[args.shared + experts] = first + pairs;
+    *args.plan.tile_count = __popc(leaders);
+  }
+  for (int i = lane; real && i < first; i += 32) {
+    if (i % args.tokens == 0) args.plan.offset[i / args.tokens] = i;
+    args.plan.token[i] = i % args.tokens;
+  }
+}
+
+// The same for more. A token chooses an expert at most once, so the tokens of an expert are the bits
 // of one word, in order.
 __device__ void plan_few(const Args& args, const std::int32_t* ids, unsigned long long* chosen_by,
                          std::int32_t* first_row) {
@@ -119,35 +197,54 @@ __global__ void __cluster_dims__(kGateParts, 1, 1) __launch_bounds__(kWarps * 32
   const cg::cluster_group cluster = cg::this_cluster();
   const int block = static_cast<int>(cluster.block_rank()), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int experts = args.rule.experts, chosen = args.rule.chosen;
-  float* part = smem;                                                         // [tokens][E]
-  auto* ids = reinterpret_cast<std::int32_t*>(part + args.tokens * experts);  // [tokens][K], of block 0
+  const int per_block = (args.tokens + kGateParts - 1) / kGateParts;
+  float* parts = smem;                                                                    // of partial_logits()
+  auto* ids = reinterpret_cast<std::int32_t*>(parts + kGateParts * per_block * experts);  // [tokens][K], of block 0
   float* scratch = reinterpret_cast<float*>(ids + args.tokens * chosen) + warp * (2 * experts + args.rule.groups);
-  prefetch_gate(args, block);
-  ptx::wait_for_previous_kernel();
-  ptx::let_next_kernel_start();
-  partial_logits(args, block, part);
-  cluster.sync();
-  std::int32_t* all_ids = cluster.map_shared_rank(ids, 0);
-  for (int t = block + kGateParts * warp; t < args.tokens; t += kGateParts * kWarps) {
-    for (int e = lane; e < experts; e += 32) {
-      float v[kGateParts];
-#pragma unroll
-      for (int i = 0; i < kGateParts; ++i) v[i] = cluster.map_shared_rank(part, i)[t * experts + e];
-#pragma unroll
-      for (int i = 1; i < kGateParts; ++i) v[0] += v[i];
-      scratch[e] = v[0];
+  GateRows ahead;
+  ahead.load(args, Part(args, block), warp % ((experts + 15) / 16) * 16, Part(args, block).first);
+  if (per_block > 1 || experts > kWarps * 16) prefetch_gate(args, block);
+  cluster.sync();  // all blocks are there, and can be written to
+  // For few tokens the choice is rehearsed before the kernel ahead has ended, on any numbers and without storing anything:
+  // it is a long way through instructions that no cache has, and takes half the time when it comes to it.
+  const bool fewest = args.tokens * chosen <= 32;
+#pragma unroll 1
+  for (int turn = fewest ? 0 : 1; turn < 2; ++turn) {
+    const bool real = turn == 1;
+    if (real) {
+      ptx::wait_for_previous_kernel();
+      ptx::let_next_kernel_start();
+      partial_logits(args, cluster, ahead, parts);
+      cluster.sync();
     }
+    std::int32_t* all_ids = cluster.map_shared_rank(ids, 0);
+    for (int t = block + kGateParts * warp; t < args.tokens; t += kGateParts * kWarps) {
+#pragma unroll 1
+      for (int e = lane; e < experts; e += 32) {
+        float v[kGateParts];
+#pragma unroll
+        for (int i = 0; i < kGateParts; ++i)
+          v[i] = real ? parts[(i * per_block + t / kGateParts) * experts + e] : static_cast<float>(e);
+#pragma unroll
+        for (int i = 1; i < kGateParts; ++i) v[0] += v[i];
+        scratch[e] = v[0];
+      }
+      __syncwarp();
+      choose(args.rule, args.bias, args.out, t, scratch, scratch + experts, real, [&](int k, int pick) {
+        if (real) all_ids[t * chosen + k] = pick;
+      });
+    }
+    if (real && args.tokens > 1) cluster.sync();
     __syncwarp();
-    choose(args.rule, args.bias, args.out, t, scratch, scratch + experts,
-           [&](int k, int pick) { all_ids[t * chosen + k] = pick; });
+    if (block == 0 && fewest && warp == 0) plan_fewest(args, real ? ids : nullptr);
   }
-  cluster.sync();
-  if (block == 0) plan_few(args, ids, chosen_by, first_row);
+  if (block == 0 && !fewest) plan_few(args, ids, chosen_by, first_row);
 }
 
 int smem_bytes(const MoeConfig& c, Index tokens) {
-  return static_cast<int>(4 *
-                          (tokens * (c.routed_experts + c.experts_per_token) + kWarps * (2 * c.routed_experts + c.groups)));
+  const Index parts = (tokens + kGateParts - 1) / kGateParts * kGateParts;
+  return static_cast<int>(
+      4 * (parts * c.routed_experts + tokens * c.experts_per_token + kWarps * (2 * c.routed_experts + c.groups)));
 }
 
 }  // namespace

@@ -18,8 +18,11 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
   std::vector<gpu::LinearMatrix> together;  // that go in one launch, with one dtype of y
   DType dtype = DType::kF32;
   const auto flush = [&] {
-    if (!together.empty())
-      gpu::hopper::linear(s, static_cast<const __nv_bfloat16*>(x.raw()), together, dtype, ctx.stream());
+    const auto* const rows = static_cast<const __nv_bfloat16*>(x.raw());
+    if (!together.empty() && gpu::linear_tile(s.rows) == gpu::kTinyTile)
+      gpu::hopper::linear_few(s, rows, together, dtype, ctx.stream());
+    else if (!together.empty())
+      gpu::hopper::linear(s, rows, together, dtype, ctx.stream());
     together.clear();
   };
   for (const auto& [w, y] : projections) {

@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <span>
 
 #include "dsmoe/dtype.h"
@@ -26,9 +27,19 @@ namespace hopper {
 inline constexpr int kMostProjections = 3;
 void linear(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> matrices, DType y_dtype,
             cudaStream_t stream);
-// The same bits for at most kTinyTile rows.
+// The same bits for at most kTinyTile rows. `coming`: memory that is read soon, which it has brought into the device's
+// cache.
 void linear_few(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> matrices, DType y_dtype,
                 cudaStream_t stream);
+// q, k and v of up to kTinyTile new tokens, of which q is turned, and k is turned and stored in the cache, v stored. The
+// `y`s are q [T, N] and the caches. bf16; half of a head is a multiple of 8.
+struct TurnAndStore {
+  const float *cos, *sin;         // [T, half]
+  const std::int32_t* cache_row;  // [T]
+  int half;                       // of a head
+};
+void project_few(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> qkv, const TurnAndStore& turn,
+                 cudaStream_t stream);
 }  // namespace hopper
 
 namespace portable {

@@ -57,6 +57,10 @@ void add_rms_norm(Context&, const Tensor&, Tensor&, const Tensor&, float, Tensor
 void rotate_and_store(Context&, Tensor&, Tensor&, const Tensor&, const RopeAngles&, const Slices&, Tensor&, Tensor&) {
   not_built();
 }
+bool project_and_store(Context&, const Tensor&, const QkvWeights&, const RopeAngles&, const Slices&, Tensor&, Tensor&,
+                       Tensor&) {
+  not_built();
+}
 void attention(Context&, const AttentionShape&, const Tensor&, const Tensor&, const Tensor&, const Slices&, Tensor&,
                Tensor*) {
   not_built();

@@ -47,7 +47,20 @@ __device__ __forceinline__ void barrier_arrive_remote(std::uint32_t bar, std::ui
       : "memory");
 }
 __device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// The same place in the shared memory of block `rank` of the cluster.
+template <class T>
+__device__ __forceinline__ T* in_block(T* own, std::uint32_t rank) {
+#if __CUDA_ARCH__ >= 900
+  T* there;
+  asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(own), "r"(rank));
+  return there;
+#else
+  return own;
+#endif
 }
 // Arrives when all cp.async of this thread so far have landed; counts as one of the barrier's arrivals.
 __device__ __forceinline__ void barrier_arrive_after_cp_async(std::uint32_t bar) {

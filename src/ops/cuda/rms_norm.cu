@@ -25,18 +25,26 @@ __device__ float block_sum(float value) {
   return sum;
 }
 
-// kAdd: x += added first.
-template <int kVector, bool kAdd, class A, class W, class Y>
+// kAdd: x += added first. A thread keeps up to kKept pieces of its row, and its weights, which it has before the kernel
+// ahead has ended; kKept = 0 reads a row of any width twice.
+template <int kVector, int kKept, bool kAdd, class A, class W, class Y>
 __global__ void __launch_bounds__(kThreads)
     rms_norm_kernel(const A* added, float* x, const W* weight, float eps, int width, Y* y) {
-  gpu::ptx::wait_for_previous_kernel();
+  constexpr int kStep = kThreads * kVector;
+  const int first = threadIdx.x * kVector;
+  gpu::Pack<W, kVector> kept_weight[kKept + 1];
+#pragma unroll
+  for (int i = 0; i < kKept; ++i)
+    if (first + i * kStep < width) kept_weight[i] = gpu::load<kVector>(weight + first + i * kStep);
   gpu::ptx::let_next_kernel_start();
+  gpu::ptx::wait_for_previous_kernel();
   const Index row = static_cast<Index>(blockIdx.x) * width;
   x += row;
   y += row;
   float sum = 0;
-  for (int c = threadIdx.x * kVector; c < width; c += kThreads * kVector) {
-    auto in = gpu::load<kVector>(x + c);
+  gpu::Pack<float, kVector> kept[kKept + 1];
+  const auto square = [&](int c, gpu::Pack<float, kVector>& in) {
+    in = gpu::load<kVector>(x + c);
     if constexpr (kAdd) {
       const auto more = gpu::load<kVector>(added + row + c);
 #pragma unroll
@@ -45,17 +53,29 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int i = 0; i < kVector; ++i) sum = fmaf(in.v[i], in.v[i], sum);
+  };
+  if constexpr (kKept > 0) {
+#pragma unroll
+    for (int i = 0; i < kKept; ++i)
+      if (first + i * kStep < width) square(first + i * kStep, kept[i]);
+  } else {
+    for (int c = first; c < width; c += kStep) square(c, kept[0]);
   }
   const double mean = static_cast<double>(block_sum(sum)) / width;
   const auto inverse = static_cast<float>(1 / sqrt(mean + eps));
-  for (int c = threadIdx.x * kVector; c < width; c += kThreads * kVector) {
-    const auto in = gpu::load<kVector>(x + c);
-    const auto w = gpu::load<kVector>(weight + c);
+  const auto scale = [&](int c, const gpu::Pack<float, kVector>& in, const gpu::Pack<W, kVector>& w) {
     gpu::Pack<Y, kVector> out;
 #pragma unroll
     for (int i = 0; i < kVector; ++i)
       gpu::from_float(__fmul_rn(__fmul_rn(inverse, in.v[i]), gpu::to_float(w.v[i])), out.v[i]);
     gpu::store(out, y + c);
+  };
+  if constexpr (kKept > 0) {
+#pragma unroll
+    for (int i = 0; i < kKept; ++i)
+      if (first + i * kStep < width) scale(first + i * kStep, kept[i], kept_weight[i]);
+  } else {
+    for (int c = first; c < width; c += kStep) scale(c, gpu::load<kVector>(x + c), gpu::load<kVector>(weight + c));
   }
 }
 
@@ -66,9 +86,12 @@ void run(Context& ctx, const Tensor& added, float* x, const Tensor& weight, floa
   gpu::with_type(added.dtype(), [&]<class A>(A) {
     gpu::with_type(weight.dtype(), [&]<class W>(W) {
       gpu::with_type(y.dtype(), [&]<class Y>(Y) {
-        gpu::launch(width % 4 == 0 ? rms_norm_kernel<4, kAdd, A, W, Y> : rms_norm_kernel<1, kAdd, A, W, Y>,
-                    static_cast<unsigned>(y.dim(0)), kThreads, 0, ctx.stream(), static_cast<const A*>(added.raw()), x,
-                    static_cast<const W*>(weight.raw()), eps, width, static_cast<Y*>(y.raw_mutable()));
+        constexpr int kKept = 4;
+        const auto kernel = width % 4 != 0                 ? rms_norm_kernel<1, 0, kAdd, A, W, Y>
+                            : width > kThreads * 4 * kKept ? rms_norm_kernel<4, 0, kAdd, A, W, Y>
+                                                           : rms_norm_kernel<4, kKept, kAdd, A, W, Y>;
+        gpu::launch(kernel, static_cast<unsigned>(y.dim(0)), kThreads, 0, ctx.stream(), static_cast<const A*>(added.raw()),
+                    x, static_cast<const W*>(weight.raw()), eps, width, static_cast<Y*>(y.raw_mutable()));
       });
     });
   });

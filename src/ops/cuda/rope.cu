@@ -30,8 +30,8 @@ struct Angles {
 };
 
 __global__ void __launch_bounds__(kThreads) angles_kernel(const __grid_constant__ Angles a) {
-  gpu::ptx::wait_for_previous_kernel();
   gpu::ptx::let_next_kernel_start();
+  gpu::ptx::wait_for_previous_kernel();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= a.rows * a.half) return;
   const int row = i / a.half, column = i % a.half;
@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(kThreads) angles_kernel(const __grid_constant_
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     apply_kernel(T* x, const float* cos, const float* sin, Index rows, int heads, int half, float sign) {
-  gpu::ptx::wait_for_previous_kernel();
   gpu::ptx::let_next_kernel_start();
+  gpu::ptx::wait_for_previous_kernel();
   const Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= rows * heads * half) return;
   const Index head = i / half, row = head / heads;
@@ -111,8 +111,8 @@ struct NewTokens {
 
 template <class T, class C>
 __global__ void __launch_bounds__(kThreads) new_tokens_kernel(const __grid_constant__ NewTokens<T, C> n) {
-  gpu::ptx::wait_for_previous_kernel();
   gpu::ptx::let_next_kernel_start();
+  gpu::ptx::wait_for_previous_kernel();
   const Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
   const int pairs = n.q_pairs + n.k_pairs + n.v_pairs;
   if (i < n.rows * pairs) n.run(i / pairs, static_cast<int>(i % pairs));

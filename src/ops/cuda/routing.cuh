@@ -1,4 +1,5 @@
-// From one token's logits to its K experts, by one warp.
+// From one token's logits to its K experts, by one warp. Loops over experts take two turns as a rule: unrolled, they would
+// only be more instructions to fetch, which is what the time of one token goes into.
 #pragma once
 
 #include <cstdint>
@@ -50,28 +51,48 @@ __device__ inline float warp_sum(float v) {
 // Best of choice[begin, end) by this warp; index INT_MAX when all are masked.
 __device__ inline Best best_of(const float* choice, int begin, int end) {
   Best b{-INFINITY, INT32_MAX};
+#pragma unroll 1
   for (int i = begin + threadIdx.x % 32; i < end; i += 32)
     if (choice[i] > b.value || (choice[i] == b.value && choice[i] > -INFINITY && i < b.index)) b = {choice[i], i};
   return warp_best(b);
 }
+
+// The same of up to 64 of which a lane has number `lane` and that + 32, in registers.
+struct Pair {
+  float low, high;
+
+  __device__ Best best(int lane) const {
+    const bool first = low >= high;
+    const float value = first ? low : high;
+    return warp_best({value, value == -INFINITY ? INT32_MAX : first ? lane : lane + 32});
+  }
+  __device__ void drop(int lane, int index) {
+    if (index == lane) low = -INFINITY;
+    if (index == lane + 32) high = -INFINITY;
+  }
+};
 
 // logits -> scores, in place. Returns false on the lanes that saw a logit that is not finite.
 __device__ inline bool to_scores(const RoutingRule& rule, float* row) {
   const int lane = threadIdx.x % 32;
   bool finite = true;
   float top = -INFINITY;
+#pragma unroll 1
   for (int i = lane; i < rule.experts; i += 32) {
     finite = finite && isfinite(row[i]);
     top = fmaxf(top, row[i]);
   }
   if (rule.score == ScoreFunction::kSigmoid) {
+#pragma unroll 1
     for (int i = lane; i < rule.experts; i += 32) row[i] = 1.0f / (1.0f + expf(-row[i]));
   } else {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
     float sum = 0.0f;
+#pragma unroll 1
     for (int i = lane; i < rule.experts; i += 32) sum += row[i] = expf(row[i] - top);
     const float inverse = 1.0f / warp_sum(sum);
+#pragma unroll 1
     for (int i = lane; i < rule.experts; i += 32) row[i] *= inverse;
   }
   __syncwarp();
@@ -100,36 +121,43 @@ __device__ inline void keep_best_groups(const RoutingRule& rule, float* choice, 
     for (int other = 0; other < rule.groups; ++other)
       better += group_value[other] > group_value[g] || (group_value[other] == group_value[g] && other < g);
     if (better >= rule.groups_per_token)
+#pragma unroll 1
       for (int i = lane; i < size; i += 32) choice[g * size + i] = -INFINITY;
   }
   __syncwarp();
 }
 
 // One token by one warp: scores[E] (logits on entry), its K experts and their weights. choice is scratch of E + groups
-// floats; on_pick(k, expert) is called by lane 0.
+// floats; on_pick(k, expert) is called by lane 0. `real` false: for the way through it alone; nothing is stored in `out`.
 template <class OnPick>
 __device__ inline void choose(const RoutingRule& rule, const float* bias, const ChosenView& out, int token, float* scores,
-                              float* choice, OnPick&& on_pick) {
+                              float* choice, bool real, OnPick&& on_pick) {
   const int lane = threadIdx.x % 32;
   bool finite = to_scores(rule, scores);
+#pragma unroll 1
   for (int i = lane; i < rule.experts; i += 32) {
-    out.scores[static_cast<std::size_t>(token) * rule.experts + i] = scores[i];
+    if (real) out.scores[static_cast<std::size_t>(token) * rule.experts + i] = scores[i];
     choice[i] = bias ? scores[i] + bias[i] : scores[i];
     finite = finite && isfinite(choice[i]);
   }
   finite = __all_sync(~0u, finite);
-  if (!finite && lane == 0) atomicMin(out.fault_word, out.fault | static_cast<unsigned>(token));
+  if (real && !finite && lane == 0) atomicMin(out.fault_word, out.fault | static_cast<unsigned>(token));
   __syncwarp();
   if (rule.groups > 1) keep_best_groups(rule, choice, choice + rule.experts);
   float sum = 0.0f, mine = 0.0f, mine_high = 0.0f;  // this lane's weights: ranks lane and lane + 32
+  const bool few = rule.experts <= 64;
+  Pair own{few && lane < rule.experts ? choice[lane] : -INFINITY,
+           few && lane + 32 < rule.experts ? choice[lane + 32] : -INFINITY};
+#pragma unroll 1
   for (int k = 0; k < rule.chosen; ++k) {
-    int pick = best_of(choice, 0, rule.experts).index;
+    int pick = few ? own.best(lane).index : best_of(choice, 0, rule.experts).index;
     if (!finite || pick >= rule.experts) pick = k;  // the weights are NaN then: nothing is chosen silently
     const float weight = finite ? scores[pick] : NAN;
+    own.drop(lane, pick);
     __syncwarp();
     if (lane == 0) {
       choice[pick] = -INFINITY;
-      out.experts[static_cast<std::size_t>(token) * rule.chosen + k] = pick;
+      if (real) out.experts[static_cast<std::size_t>(token) * rule.chosen + k] = pick;
       on_pick(k, pick);
     }
     __syncwarp();
@@ -139,8 +167,8 @@ __device__ inline void choose(const RoutingRule& rule, const float* bias, const 
   }
   const float divisor = rule.normalise && rule.chosen > 1 ? sum + 1e-20f : 1.0f;
   float* weights = out.weights + static_cast<std::size_t>(token) * rule.chosen;
-  if (lane < rule.chosen) weights[lane] = mine / divisor * rule.scale;
-  if (lane + 32 < rule.chosen) weights[lane + 32] = mine_high / divisor * rule.scale;
+  if (real && lane < rule.chosen) weights[lane] = mine / divisor * rule.scale;
+  if (real && lane + 32 < rule.chosen) weights[lane + 32] = mine_high / divisor * rule.scale;
 }
 
 // `count` rows of an expert over `tiles` tiles: an even split wastes less than full tiles and a remainder, and all but the

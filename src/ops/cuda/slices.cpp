@@ -106,6 +106,8 @@ HostTables tables_of(std::span<const Slice> slices) {
   return host;
 }
 
+std::size_t done_counters(std::size_t slices) { return slices <= kDoneSlices ? slices * kDoneCounters : 0; }
+
 // Tables one after another, each at a multiple of 16 bytes.
 std::shared_ptr<SliceTables> allocate(Context& ctx, const std::array<std::size_t, SliceTables::kTables>& sizes) {
   auto t = std::make_shared<SliceTables>();
@@ -128,7 +130,10 @@ std::shared_ptr<SliceTables> allocate(Context& ctx, const std::array<std::size_t
              reinterpret_cast<const AttentionWork::PromptBlock*>(table(SliceTables::kPrompt)),
              reinterpret_cast<const AttentionWork::DecodeItem*>(table(SliceTables::kDecode)),
              reinterpret_cast<const AttentionWork::MergeRow*>(table(SliceTables::kMerge)),
-             reinterpret_cast<const AttentionWork::Counts*>(table(SliceTables::kCounts))};
+             reinterpret_cast<const AttentionWork::Counts*>(table(SliceTables::kCounts)),
+             sizes[SliceTables::kDone] == 0
+                 ? nullptr
+                 : static_cast<std::uint32_t*>(t->block.raw_mutable()) + t->places[SliceTables::kDone].at};
   return t;
 }
 
@@ -138,8 +143,7 @@ void upload(Context& ctx, SliceTables& t, const Lists& lists) {
     invariant(lists[i].size() <= t.places[i].size, "a table of slices is too small");
     std::copy(lists[i].begin(), lists[i].end(), packed.begin() + static_cast<std::ptrdiff_t>(t.places[i].at));
   }
-  device::copy(t.block.raw_mutable(), Device::kCuda, packed.data(), Device::kCpu, packed.size() * sizeof packed[0],
-               ctx.stream());
+  device::upload(t.block.raw_mutable(), packed.data(), packed.size() * sizeof packed[0], ctx.stream());
 }
 
 }  // namespace
@@ -148,6 +152,7 @@ std::shared_ptr<SliceTables> make_tables(Context& ctx, std::span<const Slice> sl
   const HostTables host = tables_of(slices);
   std::array<std::size_t, SliceTables::kTables> sizes{};
   for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] = host.lists[i].size();
+  sizes[SliceTables::kDone] = done_counters(slices.size());
   std::shared_ptr<SliceTables> t = allocate(ctx, sizes);
   t->rows = static_cast<int>(host.lists[SliceTables::kPosition].size());
   t->slices = static_cast<int>(slices.size());
@@ -165,6 +170,7 @@ std::shared_ptr<SliceTables> reserve_tables(Context& ctx, const SliceRoom& room)
   sizes[SliceTables::kTiles] = items;  // a tile of the cache has at least one key tile
   sizes[SliceTables::kDecode] = 4 * items;
   sizes[SliceTables::kCounts] = 4;
+  sizes[SliceTables::kDone] = done_counters(rows);
   std::shared_ptr<SliceTables> t = allocate(ctx, sizes);
   t->rows = t->slices = narrow(room.rows);
   t->counts = {0, narrow(static_cast<Index>(items)), narrow(room.rows), 0};

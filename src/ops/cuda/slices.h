@@ -13,6 +13,9 @@ namespace dsmoe::ops::cuda {
 inline constexpr int kKeyTile = 128;
 static_assert(kAttentionTile % kKeyTile == 0);
 
+// Batches of few slices have counters with which the blocks of a slice find out which of them ends last.
+inline constexpr int kDoneCounters = 128, kDoneSlices = 8;
+
 struct alignas(16) SliceEntry {
   std::int32_t first_row, rows, first_position;
   std::int32_t first_tile;  // its tiles begin here in `tiles`
@@ -42,6 +45,7 @@ struct AttentionWork {
   const DecodeItem* decode_items = nullptr;
   const MergeRow* merge_rows = nullptr;
   const Counts* counts = nullptr;  // in GPU memory, too: grids may be larger than the lists
+  std::uint32_t* done = nullptr;  // [slices, kDoneCounters] zeros: how many blocks of a slice's queries have ended; or null
 };
 
 struct SliceTables {
@@ -63,7 +67,7 @@ struct SliceTables {
   struct Place {
     std::size_t at = 0, size = 0;
   };
-  enum Table { kPosition, kSlice, kCacheRow, kEntries, kTiles, kPrompt, kDecode, kMerge, kCounts, kTables };
+  enum Table { kPosition, kSlice, kCacheRow, kEntries, kTiles, kPrompt, kDecode, kMerge, kCounts, kDone, kTables };
   std::array<Place, kTables> places{};
 };
 

@@ -7,6 +7,7 @@
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
+#include "ops/linear.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "support/expect_error.h"
@@ -95,7 +96,7 @@ TEST_F(CudaRows, Embedding) {
 // Two sequences somewhere in a cache, with the tiles of the second in another order.
 struct Batch {
   std::vector<Index> first{512}, second{1024, 0};
-  std::vector<ops::Slice> slices{{0, 5, 17, first}, {5, 60, 230, second}};
+  std::vector<ops::Slice> slices{{0, 5, 17, first, 300}, {5, 60, 230, second, 300}};
 };
 
 TEST_F(CudaRows, RopeTurnsByPosition) {
@@ -158,6 +159,33 @@ TEST_F(CudaRows, RotateAndStore) {
       EXPECT_TRUE(same_bits(ctx().fetch(kc2), ctx().fetch(kc1)));
       EXPECT_TRUE(same_bits(ctx().fetch(vc2), ctx().fetch(vc1)));
     }
+}
+
+// Fused for few rows: the same bits as its steps.
+TEST_F(CudaRows, ProjectAndStore) {
+  std::vector<Index> tiles{512, 0};
+  for (const Index dim : {40, 64, 128})
+    for (const Index inner : {72, 512, 2056})
+      for (const Index rows : {1, 2, 5, 8, 13, 16, 17}) {
+        const std::vector<ops::Slice> batch{{0, rows, 250, tiles}};
+        const ops::Slices slices = ops::placed(ctx(), batch);
+        const ops::RopeAngles angles = ops::rope_angles(ctx(), ops::Rope(dim, 10000.0, {}, 4096), slices);
+        const auto random = [&](Index n, std::uint64_t seed) {
+          return ctx().place(random_tensor(DType::kBF16, {n, inner}, seed));
+        };
+        const Tensor x = random(rows, 1), wq = random(4 * dim, 2), wk = random(2 * dim, 3), wv = random(2 * dim, 4);
+        const auto cache = [&] { return ctx().zeros(DType::kBF16, {1024, 2 * dim}); };
+        Tensor q = ctx().empty(DType::kBF16, {rows, 4 * dim}), k = ctx().empty(DType::kBF16, {rows, 2 * dim}),
+               v = k.clone();
+        Tensor k_want = cache(), v_want = cache(), k_got = cache(), v_got = cache();
+        for (const auto& [w, y] : {std::pair(&wq, &q), std::pair(&wk, &k), std::pair(&wv, &v)})
+          ops::linear(ctx(), x, *w, *y);
+        ops::rotate_and_store(ctx(), q, k, v, angles, slices, k_want, v_want);
+        const Tensor got = ops::project_and_store(ctx(), x, {wq, wk, wv}, angles, slices, k_got, v_got);
+        EXPECT_TRUE(same_bits(ctx().fetch(got), ctx().fetch(q))) << dim << " " << inner << " " << rows;
+        EXPECT_TRUE(same_bits(ctx().fetch(k_got), ctx().fetch(k_want))) << dim << " " << inner << " " << rows;
+        EXPECT_TRUE(same_bits(ctx().fetch(v_got), ctx().fetch(v_want))) << dim << " " << inner << " " << rows;
+      }
 }
 
 TEST_F(CudaRows, CrossEntropy) {
