@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -15,6 +16,7 @@
 #include "cli/table.h"
 #include "dsmoe/trainer.h"
 #include "model/plan.h"
+#include "train/checkpoints.h"
 
 namespace dsmoe::cli {
 
@@ -100,12 +102,17 @@ void print_summary(const Summary& s) {
     table.row({"all", fmt::format("{:.3f}", s.result.evaluation->loss)});
     print("\n" + table.str() + "\n");
   }
-  print(fmt::format("The model is {} (the last checkpoint{}).\n", s.out,
-                    s.result.state.best_step >= 0 && s.result.state.best_step != s.steps_done
-                        ? fmt::format("; the best is {}/best, of step {}", s.out, s.result.state.best_step)
+  // Without links, where the file system has none.
+  const bool links = std::filesystem::exists(std::filesystem::path(s.out) / "last");
+  const auto checkpoint = [&](Index step) { return s.out + "/" + train::checkpoint_name(step); };
+  const std::string model = links ? s.out : checkpoint(s.steps_done);
+  const Index best = s.result.state.best_step;
+  print(fmt::format("The model is {} (the last checkpoint{}).\n", model,
+                    best >= 0 && best != s.steps_done
+                        ? fmt::format("; the best is {}, of step {}", links ? s.out + "/best" : checkpoint(best), best)
                         : ""));
   print(s.result.stopped ? fmt::format("Resume:  dsmoe train --resume -o {}\n", s.out)
-                         : fmt::format("Try it:  dsmoe generate -m {} -p \"...\"\n", s.out));
+                         : fmt::format("Try it:  dsmoe generate -m {} -p \"...\"\n", model));
 }
 
 // Reads model and data, with notes and a progress bar.

@@ -1,6 +1,7 @@
 #include "formats/model_source.h"
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 
 #include "core/available_memory.h"
@@ -20,6 +21,22 @@ Kind kind_of(const std::filesystem::path& path) {
   if (std::filesystem::is_directory(path, ignored)) return Kind::kFolder;
   if (io::GgufFile::is_gguf(path)) return Kind::kGguf;
   return std::filesystem::exists(path, ignored) ? Kind::kOtherFile : Kind::kNothing;
+}
+
+// In the folder of a training run that has no links: a file system without them, or a copy that left them out.
+std::filesystem::path newest_checkpoint(const std::filesystem::path& folder) {
+  std::filesystem::path newest;
+  std::int64_t most = -1;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    constexpr std::string_view kPrefix = "checkpoint-";
+    std::int64_t number = -1;
+    if (!name.starts_with(kPrefix) || !std::filesystem::exists(it->path() / "config.json")) continue;
+    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), number);
+    if (number > most) most = number, newest = it->path();
+  }
+  return newest;
 }
 
 }  // namespace
@@ -55,6 +72,8 @@ void check_is_model(const std::filesystem::path& path) {
       if (std::filesystem::exists(path / "config.json")) return;
       if (std::filesystem::exists(path / kUnfinishedModel))
         fail(ErrorCode::kIo, "{}: a save into this folder was interrupted; make the model again with force", path.string());
+      if (const auto inside = newest_checkpoint(path); !inside.empty())
+        fail(ErrorCode::kIo, "{} has no config.json, but {} has; give that folder", path.string(), inside.string());
       fail(ErrorCode::kIo, "{} has no config.json; give the folder of a model or a .gguf file", path.string());
     case Kind::kOtherFile:
       fail(ErrorCode::kFormat, "{} is neither a folder nor a GGUF file; give one of these", path.string());

@@ -1,7 +1,9 @@
 #include "train/run_folder.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <system_error>
+#include <utility>
 
 #include "core/fail.h"
 #include "formats/folder_export.h"
@@ -64,6 +66,13 @@ bool is_own_link(const fs::path& path) {
 // The link of a model's file into the last checkpoint.
 bool is_file_link(const fs::path& path) { return target_of(path) == (fs::path("last") / path.filename()).string(); }
 
+// FAT, some network mounts and mounted object stores have no links; each says so in its own way.
+bool no_links_here(const std::error_code& error) {
+  for (const int number : {EPERM, ENOSYS, EOPNOTSUPP, ENOTSUP, EINVAL, EROFS})
+    if (error.value() == number) return true;
+  return false;
+}
+
 void put_in_place(const fs::path& from, const fs::path& to) {
   std::error_code error;
   fs::rename(from, to, error);
@@ -83,7 +92,16 @@ void remove_checkpoint(const fs::path& path) {
 
 }  // namespace
 
-RunFolder::RunFolder(const fs::path& folder) : folder_(made(folder)), lock_(folder) { remove_leftovers(); }
+RunFolder::RunFolder(const fs::path& folder, MakeLink make_link)
+    : folder_(made(folder)), lock_(folder), make_link_(std::move(make_link)) {
+  remove_leftovers();
+}
+
+std::error_code make_symlink(const fs::path& to, const fs::path& link) {
+  std::error_code error;
+  fs::create_symlink(to, link, error);
+  return error;
+}
 
 void RunFolder::remove_leftovers() const {
   std::error_code ignored;
@@ -166,14 +184,14 @@ std::optional<fs::path> RunFolder::resume(const Note& note) {
                              damage_of(newer)));
   settle_copies(note);
   last_ = folder_ / name;
-  point("last", name);
-  link_files(*last_);
+  point("last", name, note);
+  link_files(*last_, note);
   io::sync_folder(folder_);
   return last_;
 }
 
 // What a copy made of the links becomes a checkpoint of its own, or gives way where it is a second copy of one.
-void RunFolder::settle_copies(const Note& note) const {
+void RunFolder::settle_copies(const Note& note) {
   for (const char* link : {"best", "last"}) {
     const fs::path copy = folder_ / link;
     if (!is_real_folder(copy)) continue;
@@ -185,7 +203,7 @@ void RunFolder::settle_copies(const Note& note) const {
       tell(note, fmt::format("{} is now called {}, with a link to it", copy.string(), name));
       put_in_place(copy, folder_ / name);
     }
-    point(link, name);
+    point(link, name, note);
   }
 }
 
@@ -224,23 +242,29 @@ void RunFolder::check_names(Index steps_done, Index steps) const {
   }
 }
 
-void RunFolder::point(const std::string& link, const fs::path& to) const {
-  const fs::path temporary = folder_ / (std::string(kUnfinished) + link);
-  std::error_code error;
-  fs::remove(temporary, error);
-  fs::create_symlink(to, temporary, error);
-  if (error) fail_io(folder_ / link, "make the link", error);
-  put_in_place(temporary, folder_ / link);
+void RunFolder::point(const std::string& link, const fs::path& to, const Note& note) {
+  const fs::path temporary = folder_ / (std::string(kUnfinished) + link), here = folder_ / link;
+  std::error_code ignored;
+  fs::remove(temporary, ignored);
+  const std::error_code error = make_link_(to, temporary);
+  if (!error) return put_in_place(temporary, here);
+  if (!no_links_here(error)) fail_io(here, "make the link", error);
+  // A link's text as a file, or a second copy of a checkpoint's file: it would soon be that of an old checkpoint.
+  if (!is_real_folder(here)) fs::remove(here, ignored);
+  if (!std::exchange(said_no_links_, true))
+    tell(note, fmt::format("{} can have no links ({}): the run goes on without last and best, and the model is the newest "
+                           "checkpoint",
+                           folder_.string(), error.message()));
 }
 
 // Only over what check_files() has found to be the same.
-void RunFolder::link_files(const fs::path& checkpoint) const {
+void RunFolder::link_files(const fs::path& checkpoint, const Note& note) {
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(checkpoint)) {
     const std::string name = entry.path().filename().string();
     const fs::path here = folder_ / name;
     if (!entry.is_regular_file() || fs::is_symlink(here, ignored)) continue;
-    if (!is_there(here) || is_file_link(here) || same_file(here, entry.path())) point(name, fs::path("last") / name);
+    if (!is_there(here) || is_file_link(here) || same_file(here, entry.path())) point(name, fs::path("last") / name, note);
   }
 }
 
@@ -253,7 +277,12 @@ void RunFolder::add(Index steps, const std::function<void(const fs::path&)>& wri
   fs::remove_all(unfinished, error);
   fs::create_directory(unfinished, error);
   if (error) fail_io(unfinished, "make the folder", error);
-  write(unfinished);
+  try {
+    write(unfinished);
+  } catch (...) {
+    fs::remove_all(unfinished, error);  // a disk that is full needs the room
+    throw;
+  }
   io::sync_folder(unfinished);
   if (is_there(finished)) {
     tell(note, fmt::format("replacing {}", finished.string()));
@@ -262,11 +291,11 @@ void RunFolder::add(Index steps, const std::function<void(const fs::path&)>& wri
   put_in_place(unfinished, finished);
   io::sync_folder(folder_);
   last_ = finished;
-  point("last", name);
+  point("last", name, note);
   if (const std::string best = checkpoint_name(best_step);
       best_step >= 0 && is_there(folder_ / best) && target_of(folder_ / "best") != best)
-    point("best", best);
-  link_files(finished);
+    point("best", best, note);
+  link_files(finished, note);
   io::sync_folder(folder_);
   prune(best_step, keep, note);
 }

@@ -5,7 +5,8 @@
 //   log.jsonl, tensorboard/
 // A checkpoint is written under another name and renamed when complete, and links are replaced by renaming: killed at any
 // moment, the newest complete checkpoint is whole. It is found by looking (checkpoints.h); the links are made for people
-// and other programs, and made again where a copy has lost them. Nothing is removed that does not carry our mark.
+// and other programs, made again where a copy has lost them, and left out where a file system has no links. Nothing is
+// removed that does not carry our mark.
 #pragma once
 
 #include <filesystem>
@@ -13,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "dsmoe/tensor.h"
@@ -22,10 +24,14 @@ namespace dsmoe::train {
 
 using Note = std::function<void(std::string_view line)>;  // for the user; may be empty
 
+// Makes a symbolic link to `to`. Tests put a file system in its place that has none.
+using MakeLink = std::function<std::error_code(const std::filesystem::path& to, const std::filesystem::path& link)>;
+std::error_code make_symlink(const std::filesystem::path& to, const std::filesystem::path& link);
+
 class RunFolder {
  public:
   // Makes the folder; only one process may have it. Removes what a killed one left half done.
-  explicit RunFolder(const std::filesystem::path& folder);
+  explicit RunFolder(const std::filesystem::path& folder, MakeLink make_link = make_symlink);
 
   const std::filesystem::path& path() const { return folder_; }
   bool holds_run() const;  // checkpoints of ours, whole or not, or the link to one
@@ -51,15 +57,18 @@ class RunFolder {
  private:
   std::filesystem::path find_last(const std::vector<std::filesystem::path>& found) const;
   void check_links() const;  // that `last` and `best` are ours, if they are there
-  void settle_copies(const Note& note) const;
+  void settle_copies(const Note& note);
   void check_files(const std::filesystem::path& checkpoint) const;
-  void point(const std::string& link, const std::filesystem::path& to) const;
-  void link_files(const std::filesystem::path& checkpoint) const;
+  // Where the file system has no links, there are none: says so once.
+  void point(const std::string& link, const std::filesystem::path& to, const Note& note);
+  void link_files(const std::filesystem::path& checkpoint, const Note& note);
   void prune(Index best_step, Index keep, const Note& note) const;
   void remove_leftovers() const;
 
   std::filesystem::path folder_;
   io::FolderLock lock_;
+  MakeLink make_link_;
+  bool said_no_links_ = false;
   std::optional<std::filesystem::path> last_;  // once it is known
 };
 

@@ -203,6 +203,12 @@ TEST_F(Sources, WhatIsNoModelIsRefusedInTheSameWords) {
   EXPECT_TRUE(
       testing::throws_error([&] { check_is_model(dir_ / "nowhere"); }, {"nowhere", "there is no model"}, ErrorCode::kIo));
   EXPECT_TRUE(testing::throws_error([&] { check_is_model(dir_.path()); }, {"no config.json"}, ErrorCode::kIo));
+  for (const char* name : {"checkpoint-9", "checkpoint-10", "checkpoint-11"}) {
+    std::filesystem::create_directories(dir_ / "run" / name);
+    if (name != std::string_view("checkpoint-11")) std::ofstream(dir_ / "run" / name / "config.json") << "{}";
+  }
+  EXPECT_TRUE(testing::throws_error([&] { check_is_model(dir_ / "run"); }, {"run/checkpoint-10 has", "give that folder"},
+                                    ErrorCode::kIo));
   std::ofstream(dir_ / "text.gguf") << "GGU";
   EXPECT_TRUE(testing::throws_error([&] { check_is_model(dir_ / "text.gguf"); }, {"neither a folder nor a GGUF file"},
                                     ErrorCode::kFormat));

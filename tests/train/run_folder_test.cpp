@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
+#include <set>
+
 #include "formats/model_source.h"
 #include "support/expect_error.h"
 #include "support/files.h"
@@ -55,6 +58,20 @@ TEST(TrainRunFolder, ReplacesAndRemovesItsOwnAndSaysSo) {
   }
 }
 
+TEST(TrainRunFolder, ASaveThatFailsLeavesNothing) {
+  TempFolder dir;
+  RunFolder folder(dir / "out");
+  folder.add(1, marked(1, "one"), -1, 1);
+  const auto full = [](const fs::path& to) {
+    write_bytes(to / "model.safetensors", "half of it");
+    throw Error(ErrorCode::kIo, "No space left on device");
+  };
+  EXPECT_TRUE(throws_error([&] { folder.add(2, full, -1, 1); }, {"No space left"}, ErrorCode::kIo));
+  for (const fs::directory_entry& entry : fs::directory_iterator(dir / "out"))
+    EXPECT_FALSE(entry.path().filename().string().starts_with(".unfinished")) << entry.path();
+  EXPECT_EQ(folder.last(), dir / "out/checkpoint-1");
+}
+
 TEST(TrainRunFolder, FoldersOfOthersStay) {
   TempFolder dir;
   const fs::path out = dir / "out";
@@ -95,6 +112,36 @@ TEST(TrainRunFolder, ANewRunNeedsItsNames) {
   fs::create_directory(dir / "other");
   write_bytes(dir / "other/notes.txt", "mine");
   RunFolder(dir / "other").check_new();
+}
+
+// As symlink() answers on FAT, and on mounts that do not know it.
+MakeLink no_links(int error) {
+  return [error](const fs::path&, const fs::path&) { return std::error_code(error, std::generic_category()); };
+}
+
+TEST(TrainRunFolder, GoesOnWhereThereAreNoLinks) {
+  for (const int error : {EPERM, ENOSYS, EOPNOTSUPP}) {
+    TempFolder dir;
+    const fs::path out = dir / "out";
+    std::vector<std::string> notes;
+    const Note note = [&](std::string_view line) { notes.emplace_back(line); };
+    {
+      RunFolder folder(out, no_links(error));
+      folder.check_new();
+      for (const Index step : {1, 2, 3}) folder.add(step, marked(step, "x"), 1, 1, note);
+    }
+    ASSERT_EQ(notes.size(), 2u) << "once, and that checkpoint-2 is gone";
+    EXPECT_NE(notes[0].find("no links"), std::string::npos) << notes[0];
+    std::set<std::string> names;
+    for (const fs::directory_entry& entry : fs::directory_iterator(out)) names.insert(entry.path().filename());
+    EXPECT_TRUE(names.contains("checkpoint-1")) << "the best";
+    EXPECT_TRUE(names.contains("checkpoint-3"));
+    for (const char* name : {"checkpoint-2", "last", "best", "config.json"}) EXPECT_FALSE(names.contains(name)) << name;
+    EXPECT_EQ(RunFolder(out, no_links(error)).checkpoints().front(), out / "checkpoint-3");
+  }
+  TempFolder dir;
+  RunFolder full(dir / "out", no_links(ENOSPC));
+  EXPECT_TRUE(throws_error([&] { full.add(1, marked(1, "x"), -1, 1); }, {"last", "make the link", "free some space"}));
 }
 
 // A run of six steps that has saved after 2, 4 and 6, with the best after 4 or so.
@@ -152,6 +199,13 @@ class CopiedRun : public ::testing::Test {
     EXPECT_EQ(fs::read_symlink(out_ / "config.json"), "last/config.json");
     EXPECT_EQ(read_bytes(out_ / "model.safetensors"), read_bytes(out_ / name / "model.safetensors"));
   }
+  // Where there are no links, nothing that a copy made of one may stay: it would become that of an old checkpoint.
+  void expect_none_left() {
+    RunFolder folder(out_, no_links(EPERM));
+    EXPECT_EQ(folder.resume({}), out_ / "checkpoint-6");
+    for (const char* name : {"last", "config.json", "model.safetensors"}) EXPECT_FALSE(fs::exists(out_ / name)) << name;
+    EXPECT_EQ(read_bytes(out_ / "checkpoint-6/model.safetensors"), model_);
+  }
   void refused(std::initializer_list<std::string_view> words) {
     EXPECT_TRUE(throws_error([&] { resume(); }, words));
     EXPECT_EQ(notes_, "");
@@ -199,6 +253,16 @@ TEST_F(CopiedRun, WithNothingButTheFollowedLink) {
 TEST_F(CopiedRun, WithLinksAsFiles) {
   write_links_out();
   expect_whole();
+}
+
+TEST_F(CopiedRun, FoldersWhereThereAreNoLinks) {
+  follow_links();
+  expect_none_left();
+}
+
+TEST_F(CopiedRun, FilesWhereThereAreNoLinks) {
+  write_links_out();
+  expect_none_left();
 }
 
 TEST_F(CopiedRun, TheNewestIsTakenWhateverTheLinkSays) {
