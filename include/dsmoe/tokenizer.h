@@ -90,6 +90,8 @@ class Tokenizer {
   std::optional<std::int32_t> pad_id() const;
   std::optional<std::int32_t> id_of(std::string_view token) const;  // as tokenizer.json writes it ("Ġa")
   bool is_special(std::int32_t id) const;
+  bool has_merges(std::span<const std::string> merges) const;  // "left right": these, all of them, in this order
+  const std::string& pre_tokenizer() const;                    // the "pre_tokenizer" value of tokenizer.json, "" for none
 
   const std::string& chat_template() const;  // "" for none; see chat_template.h
   const std::string& to_json() const;        // tokenizer.json, to the byte as it was read

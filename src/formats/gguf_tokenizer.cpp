@@ -4,6 +4,7 @@
 
 #include "core/fail.h"
 #include "core/json_read.h"
+#include "core/log.h"
 #include "core/printable.h"
 #include "tokenizer/byte_level.h"
 
@@ -75,15 +76,20 @@ std::string pipeline_name(const Json& file) {
   return name;
 }
 
+// Two programs give the llama pipeline several names.
+std::string pre_tokenizer_key(const GgufMetadata& m) {
+  const std::string pre = m.text(kPre);
+  return pre == "llama3" || pre == "llama-v3" ? "llama-bpe" : pre;
+}
+
 AddedToken added_token(std::int32_t id, const std::string& text, bool special) {
   return {.id = id, .content = text, .special = special};
 }
 
 TokenizerParts read_parts(const GgufMetadata& m) {
   TokenizerParts parts;
-  const std::string pre = m.text(kPre);
-  parts.pre_tokenizer = pre_tokenizer_json(pre == "llama3" || pre == "llama-v3" ? "llama-bpe" : pre);
-  parts.ignore_merges = pre.starts_with("llama");
+  parts.pre_tokenizer = pre_tokenizer_json(pre_tokenizer_key(m));
+  parts.ignore_merges = m.text(kPre).starts_with("llama");
   parts.vocab = m.texts(kTokens);
   parts.merges = m.texts(kMerges);
   std::vector<std::int64_t> types(parts.vocab.size(), kNormal);
@@ -130,13 +136,19 @@ Ends ends_of(const Tokenizer& tokenizer) {
   return ends;
 }
 
-// Whether the format's own list of tokens is still that of tokenizer.json.
-bool same_tokens(const GgufMetadata& m, const Tokenizer& tokenizer) {
+// Whether the format's own keys still describe the vocabulary, merges and pre-tokenizer of tokenizer.json.
+bool same_model(const GgufMetadata& m, const Tokenizer& tokenizer) {
+  const std::string& pre = tokenizer.pre_tokenizer();
+  if (m.contains(kPre) && (pre.empty() ? "" : pre_tokenizer_name(pre)) != pre_tokenizer_key(m)) return false;
+  if (m.contains(kMerges) && !tokenizer.has_merges(m.texts(kMerges))) return false;
   const std::vector<std::string> texts = m.texts(kTokens);
   const std::vector<std::int64_t> types = m.integers(kTypes);
   if (types.size() != texts.size() || tokenizer.vocab_size() > static_cast<std::int64_t>(texts.size())) return false;
   for (std::size_t i = 0; i < texts.size(); ++i) {
-    const std::string_view bytes = tokenizer.bytes(static_cast<std::int32_t>(i));
+    const auto id = static_cast<std::int32_t>(i);
+    const std::string_view bytes = tokenizer.bytes(id);
+    // A token that tokenizer_config.json alone makes special is a normal one here.
+    if (tokenizer.is_special(id) ? types[i] == kUserDefined : types[i] == kControl) return false;
     if (bytes.empty() ? types[i] != kUnused : bytes != texts[i] && byte_level::encode(bytes) != texts[i]) return false;
   }
   return true;
@@ -215,7 +227,10 @@ std::optional<Tokenizer> tokenizer_from_gguf(const GgufMetadata& m) {
   try {
     if (m.contains(kJson)) {
       const Tokenizer tokenizer = Tokenizer::from_json(m.text(kJson), m.text(kConfigJson, ""));
-      if (!m.contains(kOurs) || same_tokens(m, tokenizer)) return with_keys(m, tokenizer);
+      const bool same = same_model(m, tokenizer);
+      if (!same && !m.contains(kOurs))
+        note("{}: its tokens, merges or pre-tokenizer are not those of its {}, which is used", m.where(), kJson);
+      if (same || !m.contains(kOurs)) return with_keys(m, tokenizer);
     }
     return Tokenizer::from_parts(read_parts(m));
   } catch (const Error& error) {

@@ -10,7 +10,7 @@ namespace dsmoe {
 
 // None when the file has no vocabulary. A kind of tokenizer or pre-tokenizer that is not known is refused by its name.
 // Where the file carries tokenizer.json, that is used, but the format's own keys win where they were edited: the special
-// tokens, what is put around a text, the chat template, the list of tokens.
+// tokens, what is put around a text, the chat template, the tokens with their types, the merges, the pre-tokenizer.
 std::optional<Tokenizer> tokenizer_from_gguf(const io::GgufMetadata& metadata);
 
 // Sets the keys of the tokenizer. Every row of the model's tables needs a token there: ids without one get a

@@ -84,6 +84,19 @@ void Bpe::read_merges(const nlohmann::json& merges, const Vocab& vocab) {
            rank, in_quotes(left), in_quotes(right));
     insert(*l, *r, rank++, *both);
   }
+  merges_ = rank;
+}
+
+bool Bpe::has_merges(std::span<const std::string> merges, const Vocab& vocab) const {
+  if (merges.size() != static_cast<std::size_t>(merges_)) return false;
+  for (std::int32_t rank = 0; const std::string& merge : merges) {
+    const std::size_t space = merge.find(' ');
+    if (space == std::string::npos) return false;
+    const std::string_view both = merge;
+    const auto left = vocab.id_of(both.substr(0, space)), right = vocab.id_of(both.substr(space + 1));
+    if (!left || !right || find(*left, *right).rank != rank++) return false;
+  }
+  return true;
 }
 
 void Bpe::insert(std::int32_t left, std::int32_t right, std::int32_t rank, std::int32_t id) {

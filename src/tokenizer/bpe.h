@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -33,6 +35,7 @@ class Bpe {
   // Reads "vocab" into the vocabulary and "merges" into its own table. What the model asks for beyond plain
   // byte-level BPE is refused by name.
   Bpe(const nlohmann::json& model, Vocab& vocab);
+  bool has_merges(std::span<const std::string> merges, const Vocab& vocab) const;
   void encode(std::string_view piece, const Vocab& vocab, BpeScratch& scratch, std::vector<std::int32_t>& out) const;
 
  private:
@@ -54,6 +57,7 @@ class Bpe {
   std::array<std::int32_t, 256> byte_ids_{};  // -1 where the vocabulary lacks the byte
   std::vector<Merge> table_;                  // open addressing, at most half full
   int shift_ = 63;
+  std::int32_t merges_ = 0;
   std::int32_t unk_ = -1;
   bool fuse_unk_ = false;
   bool ignore_merges_ = false;

@@ -85,6 +85,10 @@ std::optional<std::int32_t> Tokenizer::eos_id() const { return impl_->eos; }
 std::optional<std::int32_t> Tokenizer::pad_id() const { return impl_->pad; }
 std::optional<std::int32_t> Tokenizer::id_of(std::string_view token) const { return impl_->vocab.id_of(token); }
 bool Tokenizer::is_special(std::int32_t id) const { return impl_->vocab.is_special(id); }
+bool Tokenizer::has_merges(std::span<const std::string> merges) const {
+  return impl_->encoder->bpe.has_merges(merges, impl_->vocab);
+}
+const std::string& Tokenizer::pre_tokenizer() const { return impl_->pre_tokenizer_text; }
 const std::string& Tokenizer::chat_template() const { return impl_->chat_template; }
 const std::string& Tokenizer::to_json() const { return impl_->json_text; }
 const std::string& Tokenizer::config_json() const { return impl_->config_text; }

@@ -19,7 +19,7 @@ namespace dsmoe {
 struct Tokenizer::Impl {
   Impl(std::string tokenizer_json, std::string config_json);
 
-  std::string json_text, config_text;
+  std::string json_text, config_text, pre_tokenizer_text;
   std::string chat_template, jinja_file;  // jinja_file: chat_template.jinja, "" for none
 
   Vocab vocab;

@@ -147,7 +147,9 @@ Tokenizer::Impl::Impl(std::string tokenizer_json, std::string config_json)
   };
   check_decoder(file);
   Bpe bpe(json_read::object(file, "model", kFile), vocab);
-  encoder.emplace(Encoder{read_pre_tokenizer(part("pre_tokenizer")), std::move(bpe), vocab});
+  const Json pre = part("pre_tokenizer");
+  if (!pre.is_null()) pre_tokenizer_text = pre.dump();
+  encoder.emplace(Encoder{read_pre_tokenizer(pre), std::move(bpe), vocab});
   normalizer = Normalizer(part("normalizer"));
 
   std::set<std::string> seen;

@@ -156,6 +156,21 @@ TEST(GgufTokenizer, EditedKeysWin) {
   const Tokenizer renamed = edited("tokenizer.ggml.tokens", GgufValue::strings(tokens));
   EXPECT_EQ(renamed.id_of("<|other|>"), 5);
   EXPECT_EQ(renamed.encode("<|other|>a", {.add_bos = false}), (Ids{5, 0}));
+  EXPECT_EQ(edited("tokenizer.ggml.merges", GgufValue::strings({})).encode("ab"), (Ids{3, 0, 1}));
+  EXPECT_EQ(edited("tokenizer.ggml.merges", GgufValue::strings(std::vector<std::string>{"a b"})).encode("ab"), (Ids{3, 2}));
+  EXPECT_EQ(pre_tokenizer_name(edited("tokenizer.ggml.pre", GgufValue::string("gpt-2")).pre_tokenizer()), "gpt-2");
+  EXPECT_TRUE(throws_error([&] { edited("tokenizer.ggml.pre", GgufValue::string("tekken")); }, {"x.gguf", "tekken"},
+                           ErrorCode::kUnsupported));
+  const auto with_type = [&](std::size_t id, std::int32_t type) {
+    std::vector<std::int32_t> types;
+    for (const std::int64_t t : f.gguf().integers("tokenizer.ggml.token_type"))
+      types.push_back(static_cast<std::int32_t>(t));
+    types[id] = type;
+    return edited("tokenizer.ggml.token_type", GgufValue::i32s(types));
+  };
+  EXPECT_TRUE(throws_error([&] { with_type(2, 3); }, {"x.gguf", "merge 0"}, ErrorCode::kFormat))
+      << "a control token is no result of a merge";
+  EXPECT_FALSE(with_type(5, 4).is_special(5));
   EXPECT_EQ(tokenizer_from_gguf(f.gguf())->to_json(), f.json.dump()) << "the negative control: nothing was edited";
 }
 
