@@ -1,4 +1,6 @@
 // tokenizer.json and tokenizer_config.json into a tokenizer, and back to files.
+#include <unistd.h>
+
 #include <cerrno>
 #include <fstream>
 #include <set>
@@ -119,10 +121,13 @@ std::string read_file(const fs::path& path) {
   return std::move(text).str();
 }
 
-// Through a temporary file, so that a reader sees the old file or the whole new one.
+// Through a temporary file, so that a reader sees the old file or the whole new one. Its name is nobody else's.
 void write_file(const fs::path& path, const std::string& text) {
-  fs::path temporary = path;
-  temporary += ".tmp";
+  fs::path temporary;
+  int number = 0;
+  std::error_code unknown;
+  do temporary = path.parent_path() / fmt::format(".{}.{}-{}.tmp", path.filename().string(), ::getpid(), number++);
+  while (fs::exists(fs::symlink_status(temporary, unknown)));
   errno = 0;
   std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
   out.write(text.data(), static_cast<std::streamsize>(text.size()));
@@ -195,7 +200,11 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
   const fs::path file = fs::is_directory(path) ? path / kFile : path;
   const fs::path folder = file.parent_path();
   const auto optional_file = [&](const char* name) {
-    return fs::exists(folder / name) ? read_file(folder / name) : std::string();
+    if (!fs::exists(folder / name)) return std::string();
+    std::string contents = read_file(folder / name);
+    // As no file at all it would change what the tokenizer does: the rest of a copy that failed.
+    if (contents.empty()) fail(ErrorCode::kFormat, "{} is empty; copy it again, or remove it", name);
+    return contents;
   };
   std::string text = read_file(file);
   try {

@@ -146,6 +146,29 @@ TEST(Tokenizer, ChatTemplateInItsThreePlaces) {
   EXPECT_EQ(Tokenizer::load(folder / "copy").chat_template(), "two");
 }
 
+// The rest of a copy that failed: without its config a tokenizer puts other tokens around a text.
+TEST(Tokenizer, AnEmptyFileIsNotNoFile) {
+  const testing::TempFolder folder;
+  small(json::object(), {{"chat_template", "one"}}).save(folder.path());
+  for (const char* name : {"tokenizer_config.json", "chat_template.jinja", "tokenizer.json"}) {
+    std::ofstream(folder / name, std::ios::trunc).flush();
+    const std::string error = error_of([&] { Tokenizer::load(folder.path()); });
+    EXPECT_NE(error.find(name), std::string::npos) << error;
+    small(json::object(), {{"chat_template", "one"}}).save(folder.path());
+    EXPECT_EQ(error_of([&] { Tokenizer::load(folder.path()); }), "");
+  }
+}
+
+TEST(Tokenizer, SavesOverItsOwnFilesAlone) {
+  const testing::TempFolder folder;
+  std::ofstream(folder / "tokenizer.json.tmp") << "mine";
+  small(json::object(), {{"chat_template", "one"}}).save(folder.path());
+  std::string left;
+  std::getline(std::ifstream(folder / "tokenizer.json.tmp"), left);
+  EXPECT_EQ(left, "mine");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), std::filesystem::directory_iterator()), 3);
+}
+
 TEST(Tokenizer, RefusesByName) {
   const auto error = [](const char* patch) { return error_of([&] { small(json::parse(patch)); }); };
   EXPECT_EQ(error("{}"), "");
