@@ -46,7 +46,7 @@ GenerateOptions with_end_tokens(const Model& model, GenerateOptions options) {
   options.validate();
   const std::vector<Index>& wanted = model.generation().eos_token_id;
   for (const Index id : wanted.empty() ? model.config().eos_token_id : wanted)
-    options.end_tokens.push_back(static_cast<std::int32_t>(id));
+    if (id >= 0 && id < model.config().vocab_size) options.end_tokens.push_back(static_cast<std::int32_t>(id));
   if (model.tokenizer() && model.tokenizer()->eos_id()) options.end_tokens.push_back(*model.tokenizer()->eos_id());
   return options;
 }

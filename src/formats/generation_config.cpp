@@ -6,6 +6,7 @@
 
 #include "core/fail.h"
 #include "core/json_read.h"
+#include "core/log.h"
 #include "io/gguf_metadata.h"
 
 namespace dsmoe {
@@ -16,6 +17,7 @@ using Json = json_read::OrderedJson;
 using io::GgufMetadata;
 using io::GgufValue;
 
+constexpr double kMostTopK = 1 << 30;  // fits the u32 of a GGUF file, and no vocabulary has as many tokens
 constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
 constexpr const char* kConfigJson = "dsmoe.generation_config_json";
 // End of turn and end of message: llama.cpp ends a text at them as at eos.
@@ -38,15 +40,56 @@ const std::vector<Number>& numbers() {
   return all;
 }
 
+// As the f32 that a sampler and a GGUF file have: 1e300 is infinite there.
 void check(const std::string& where, const char* field, double value, const OptionRange& range) {
-  if (const std::string refusal = range.refusal(value); !refusal.empty())
+  if (const std::string refusal = range.refusal(static_cast<float>(value)); !refusal.empty())
     fail(ErrorCode::kFormat, "{}: {} is {}; {}", where, field, value, refusal);
+}
+
+// Fields that change the text and that nothing here does, with the values that ask for nothing; null always does.
+struct Ignored {
+  const char* name;
+  std::vector<Json> neutral;
+};
+
+const std::vector<Ignored>& ignored() {
+  static const std::vector<Ignored> all = {{"num_beams", {1}},
+                                           {"no_repeat_ngram_size", {0}},
+                                           {"typical_p", {1}},
+                                           {"penalty_alpha", {0}},
+                                           {"epsilon_cutoff", {0}},
+                                           {"eta_cutoff", {0}},
+                                           {"diversity_penalty", {0}},
+                                           {"encoder_repetition_penalty", {1}},
+                                           {"min_length", {0}},
+                                           {"min_new_tokens", {0}},
+                                           {"guidance_scale", {1}},
+                                           {"bad_words_ids", {Json::array()}},
+                                           {"suppress_tokens", {Json::array()}},
+                                           {"begin_suppress_tokens", {Json::array()}},
+                                           {"sequence_bias", {Json::array(), Json::object()}},
+                                           {"stop_strings", {Json::array()}},
+                                           {"forced_bos_token_id", {}},
+                                           {"forced_eos_token_id", {}},
+                                           {"exponential_decay_length_penalty", {}},
+                                           {"watermarking_config", {}}};
+  return all;
+}
+
+void note_ignored(const Json& file, const std::string& source) {
+  std::string names;
+  for (const Ignored& field : ignored()) {
+    const Json* value = json_read::find(file, field.name);
+    if (!value || std::find(field.neutral.begin(), field.neutral.end(), *value) != field.neutral.end()) continue;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", field.name);
+  }
+  if (!names.empty()) note("{}: fields that have no effect here: {}", source, names);
 }
 
 // -1 is how some programs write "off".
 Index checked_top_k(const std::string& where, Index top_k) {
   if (top_k == -1) return 0;
-  check(where, "top_k", static_cast<double>(top_k), at_least(0));
+  check(where, "top_k", static_cast<double>(top_k), at_least(0).at_most(kMostTopK));
   return top_k;
 }
 
@@ -69,6 +112,8 @@ GenerationConfig GenerationConfig::from_json(std::string_view text, const std::s
   if (const Json* ids = json_read::find(file, "eos_token_id"))
     c.eos_token_id = ids->is_array() ? json_read::as<std::vector<Index>>(*ids, "eos_token_id", source)
                                      : std::vector{json_read::as<Index>(*ids, "eos_token_id", source)};
+  for (const Index id : c.eos_token_id)
+    if (id < 0) fail(ErrorCode::kFormat, "{}: eos_token_id is {}; it cannot be negative, null means none", source, id);
   if (json_read::find(file, "do_sample")) c.do_sample = json_read::get<bool>(file, "do_sample", source);
   for (const Number& n : numbers()) {
     if (!json_read::find(file, n.name)) continue;
@@ -121,7 +166,9 @@ GenerationConfig read_generation_config(const std::filesystem::path& file) {
   text.resize(static_cast<std::size_t>(in.gcount()));
   if (text.size() > kMaxBytes)
     fail(ErrorCode::kFormat, "{} is larger than {} bytes, not a generation_config.json", file.string(), kMaxBytes);
-  return GenerationConfig::from_json(text, file.string());
+  GenerationConfig config = GenerationConfig::from_json(text, file.string());
+  note_ignored(json_read::parse<Json>(text, file.string()), file.string());
+  return config;
 }
 
 void put_generation_config(const GenerationConfig& c, GgufMetadata& m) {

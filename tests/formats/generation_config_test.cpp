@@ -4,6 +4,7 @@
 
 #include <fstream>
 
+#include "core/log.h"
 #include "io/gguf_metadata.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"
@@ -32,9 +33,14 @@ TEST(GenerationConfig, ReadsWhatIsThere) {
 TEST(GenerationConfig, RefusesWithTheFieldsName) {
   EXPECT_TRUE(throws_error([] { read("[]"); }, {"g.json"}));
   EXPECT_TRUE(throws_error([] { read(R"({"eos_token_id": "x"})"); }, {"g.json", "eos_token_id"}));
+  EXPECT_TRUE(throws_error([] { read(R"({"eos_token_id": [7, -5]})"); }, {"g.json", "eos_token_id is -5"}));
   EXPECT_TRUE(throws_error([] { read(R"({"temperature": -1})"); }, {"g.json", "temperature is -1"}));
   EXPECT_TRUE(throws_error([] { read(R"({"top_p": 2})"); }, {"g.json", "top_p is 2"}));
   EXPECT_TRUE(throws_error([] { read(R"({"top_k": -2})"); }, {"g.json", "top_k is -2"}));
+  // A GGUF file could not hold them: it would say 5, infinity and 0.
+  EXPECT_TRUE(throws_error([] { read(R"({"top_k": 4294967301})"); }, {"g.json", "top_k is 4294967301"}));
+  EXPECT_TRUE(throws_error([] { read(R"({"temperature": 1e300})"); }, {"g.json", "temperature is 1e+300", "finite"}));
+  EXPECT_TRUE(throws_error([] { read(R"({"top_p": 1e-60})"); }, {"g.json", "top_p is 1e-60", "over 0"}));
 }
 
 TEST(GenerationConfig, NoFileSaysNothing) {
@@ -42,6 +48,25 @@ TEST(GenerationConfig, NoFileSaysNothing) {
   EXPECT_EQ(read_generation_config(dir / "generation_config.json").to_json(), "");
   std::ofstream(dir / "generation_config.json") << "{";
   EXPECT_TRUE(throws_error([&] { read_generation_config(dir / "generation_config.json"); }, {"generation_config.json"}));
+}
+
+TEST(GenerationConfig, SaysWhichFieldsHaveNoEffect) {
+  const testing::TempFolder dir;
+  std::vector<std::string> notes;
+  set_log_sink([&](std::string_view topic, std::string_view line) {
+    if (topic == kNoteTopic) notes.emplace_back(line);
+  });
+  const auto write = [&](const char* text) {
+    notes.clear();
+    std::ofstream(dir / "generation_config.json") << text;
+    read_generation_config(dir / "generation_config.json");
+  };
+  write(R"({"num_beams": 1, "typical_p": 1.0, "bad_words_ids": null, "min_length": 0, "max_length": 20, "top_k": 5})");
+  EXPECT_TRUE(notes.empty()) << "they ask for nothing";
+  write(R"({"num_beams": 4, "no_repeat_ngram_size": 3, "stop_strings": ["x"], "temperature": 0.5})");
+  set_log_sink({});
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_NE(notes[0].find("no effect here: num_beams, no_repeat_ngram_size, stop_strings"), std::string::npos) << notes[0];
 }
 
 TEST(GenerationConfig, ThroughGgufToTheByte) {

@@ -1,5 +1,6 @@
 // Any bytes as a GGUF file, read as far as it goes: config, tokenizer, names, weights, and the metadata for a copy. Each
 // part is right or refused with an Error of one line.
+#include "core/options.h"
 #include "formats/gguf_source.h"
 #include "fuzz/check_io.h"
 #include "io/gguf.h"
@@ -27,6 +28,7 @@ void check(const ModelSource& source) {
   });
   io::result_or_one_line([&] { source.export_metadata("x"); });
   io::result_or_one_line([&] { source.stored_dtype(); });
+  io::result_or_one_line([&] { validate_options(source.generation().sampler()); });
 }
 
 }  // namespace
