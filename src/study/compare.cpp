@@ -10,6 +10,7 @@
 #include "io/line_reader.h"
 #include "model/plan.h"
 #include "study/routing_study.h"
+#include "train/origin.h"
 
 namespace dsmoe::study {
 
@@ -45,12 +46,29 @@ Json settings(const CompareOptions& o, const std::vector<Contender>& all) {
   return {{"configs", configs}, {"train", train::to_json(o.train)}, {"ablation_sequences", o.ablation_sequences}};
 }
 
-// Options that did not exist when the folder was made had their defaults.
-nlohmann::json stored_settings(const fs::path& file) {
+// Fingerprints, as a training run keeps them: runs on other data than the first ones could not be compared.
+Json inputs(const CompareOptions& o, const Tokenizer& tokenizer) {
+  return {{"tokenizer", train::fingerprint(tokenizer)},
+          {"data", train::open_dataset(train::data_options(o.train), tokenizer, o.base.vocab_size).fingerprint}};
+}
+
+// Throws for a folder that was made with other settings. Options that did not exist when it was made had their defaults,
+// and inputs that it does not tell are taken for the same.
+void check_settings(const fs::path& folder, const fs::path& file, const Json& wanted, const Json& inputs) {
   nlohmann::json stored = io::read_json(file);
   if (stored.is_object() && stored.contains("train"))
     stored["train"] = train::to_json(train::options_from_json(stored["train"], file.string()));
-  return stored;
+  for (const auto& [name, fingerprint] : inputs.items()) {
+    if (!stored.is_object() || !stored.contains(name)) continue;
+    if (stored[name] != nlohmann::json(fingerprint))
+      fail(ErrorCode::kInvalidArgument,
+           "the {} of the comparison in {} changed since it was begun; put the old one back, or choose another folder",
+           name, folder.string());
+    stored.erase(name);
+  }
+  if (stored != nlohmann::json(wanted))
+    fail(ErrorCode::kInvalidArgument,
+         "{} holds a comparison with other options; choose another folder, or the same options to go on", folder.string());
 }
 
 std::vector<std::string> mask_shares(const Contender& c, Index coarse) {
@@ -217,7 +235,7 @@ std::optional<Outcome> run_one(Context& ctx, const CompareOptions& options, Inde
 
   const DType dtype = o.dtype;
   train::RunFolder run_folder(folder);
-  const std::optional<fs::path> last = run_folder.resume({});
+  const std::optional<fs::path> last = run_folder.resume(hooks.note);
   train::Trainer trainer(ctx, c.config,
                          last ? load_weights(*last, c.config, dtype) : random_weights(c.config, seed, dtype, ctx), o);
   train::RunState state;
@@ -227,6 +245,7 @@ std::optional<Outcome> run_one(Context& ctx, const CompareOptions& options, Inde
   }
   train::RunHooks run_hooks;
   run_hooks.stop = hooks.stop;
+  run_hooks.note = hooks.note;
   run_hooks.extra_files = [&](const fs::path& to) { tokenizer.save(to); };
   run_hooks.step = [&](const train::StepRecord& r) {
     if (hooks.progress) hooks.progress(number, c, seed, r.step + 1, r.result.loss);
@@ -322,12 +341,14 @@ std::optional<Comparison> compare(Context& ctx, const CompareOptions& options, c
   out.options = options;
   out.contenders = contenders(options.base, options.split, options.train.seq_len);
   out.tokens = options.train.steps * options.train.batch_size * options.train.grad_accum * options.train.seq_len;
-  const Json wanted = settings(options, out.contenders);
-  fs::create_directories(folder);
+  Json wanted = settings(options, out.contenders);
+  const Json files = inputs(options, tokenizer);
   const fs::path settings_file = folder / "settings.json";
-  if (fs::exists(settings_file) && stored_settings(settings_file) != nlohmann::json(wanted))
-    fail(ErrorCode::kInvalidArgument,
-         "{} holds a comparison with other options; choose another folder, or the same options to go on", folder.string());
+  if (fs::exists(settings_file)) check_settings(folder, settings_file, wanted, files);
+  wanted.update(files);
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw io::io_error(folder, "make the folder", error.value());
   io::write_file_atomically(settings_file, wanted.dump(2) + "\n");
   const Index coarse = out.contenders[0].architecture.routed;
   // Seed by seed, so that a comparison that is stopped has all architectures of the seeds it has.

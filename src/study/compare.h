@@ -79,6 +79,7 @@ struct CompareHooks {
   std::function<bool()> stop;
   // `run`: number of the run under way, from 0, of seeds times architectures.
   std::function<void(Index run, const Contender& contender, std::uint64_t seed, Index step, double loss)> progress;
+  train::Note note;  // for the user: checkpoints that are removed, and what resuming a run found
 };
 
 // Trains what is missing in `folder`, which keeps every run; nothing when stopped before all were done. A folder that was

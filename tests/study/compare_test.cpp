@@ -62,12 +62,14 @@ TEST(Compare, GoesOnWhereItWasStopped) {
   o.seeds = 2;
   o.ablation_sequences = 2;
   o.train.steps = 4, o.train.batch_size = 2, o.train.seq_len = 32, o.train.eval_every = 2, o.train.eval_sequences = 2,
-  o.train.save_every = 0;
+  o.train.save_every = 0, o.train.keep = 1;
   const Tokenizer tokenizer = train::builtin_tokenizer(300);
   Context ctx(1);
 
   int steps = 0;
   CompareHooks hooks;
+  std::string notes;
+  hooks.note = [&](std::string_view line) { notes.append(line).append("\n"); };
   hooks.stop = [&] { return steps == 5; };
   hooks.progress = [&](Index, const Contender&, std::uint64_t, Index, double) { ++steps; };
   EXPECT_FALSE(compare(ctx, o, tokenizer, folder / "stopped", hooks).has_value());
@@ -84,6 +86,11 @@ TEST(Compare, GoesOnWhereItWasStopped) {
     EXPECT_EQ(whole->outcomes[i].ablations.empty(), whole->outcomes[i].contender == 3);
   }
   EXPECT_GT(whole->outcomes[0].domains.size(), 1u);
+  int removed = 0;
+  for (const auto& run : std::filesystem::directory_iterator(folder / "stopped/runs"))
+    for (const char* name : {"checkpoint-1", "checkpoint-2", "checkpoint-3"})
+      removed += notes.find("removed " + (run.path() / name).string() + ":") != std::string::npos;
+  EXPECT_GT(removed, 0) << "no checkpoint goes without a word; " << notes;
   const Plot difference = curve_plots(*whole)[1];
   ASSERT_EQ(difference.lines.size(), 4u);
   for (std::size_t m = 0; m < 4; ++m) {
@@ -101,10 +108,36 @@ TEST(Compare, GoesOnWhereItWasStopped) {
   // A folder of a version that did not have an option yet.
   nlohmann::json settings = io::read_json(folder / "whole" / "settings.json");
   ASSERT_EQ(settings["train"].erase("label-by"), 1u);
+  ASSERT_EQ(settings.erase("data"), 1u);
   std::ofstream(folder / "whole" / "settings.json") << settings.dump();
   EXPECT_TRUE(compare(ctx, o, tokenizer, folder / "whole").has_value());
+  EXPECT_TRUE(throws_error([&] { compare(ctx, o, train::builtin_tokenizer(299), folder / "whole"); },
+                           {"the tokenizer", "changed since it was begun", "another folder"}));
   o.train.lr = 0.5;
   EXPECT_TRUE(throws_error([&] { compare(ctx, o, tokenizer, folder / "whole"); }, {"other options"}));
+}
+
+TEST(Compare, DataThatChangedAreNotCompared) {
+  const testing::TempFolder folder;
+  ::setenv("XDG_CACHE_HOME", folder.path().c_str(), 1);  // not the user's
+  const auto write = [&](const char* word) {
+    std::ofstream file(folder / "a.txt");
+    for (int i = 0; i < 300; ++i) file << i << " the cat sat on the " << word << "\n";
+  };
+  CompareOptions o;
+  o.base = base();
+  o.seeds = 1;
+  o.ablation_sequences = 1;
+  o.train.data = {(folder / "a.txt").string()};
+  o.train.steps = 1, o.train.batch_size = 1, o.train.seq_len = 16, o.train.eval_sequences = 1, o.train.holdout = 0.2;
+  const Tokenizer tokenizer = train::builtin_tokenizer(300);
+  Context ctx(1);
+  write("mat");
+  ASSERT_TRUE(compare(ctx, o, tokenizer, folder / "out"));
+  write("hat");
+  EXPECT_TRUE(throws_error([&] { compare(ctx, o, tokenizer, folder / "out"); }, {"the data", "put the old one back"}));
+  write("mat");
+  EXPECT_TRUE(compare(ctx, o, tokenizer, folder / "out"));
 }
 
 }  // namespace
