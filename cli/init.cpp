@@ -1,6 +1,7 @@
 // dsmoe init: a randomly initialised model as a Hugging Face folder or a GGUF file, written tensor by tensor.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -55,12 +56,17 @@ std::uint64_t write_file(const Options& o, const ModelConfig& config, const std:
 
 void run(const Options& o) {
   if (o.preset.empty() == o.config.empty()) throw UsageError("give either --preset or --config");
-  const ModelConfig config = o.preset.empty() ? ModelConfig::load(o.config) : ModelConfig::preset(o.preset);
+  ModelConfig config = o.preset.empty() ? ModelConfig::load(o.config) : ModelConfig::preset(o.preset);
   std::optional<Tokenizer> tokenizer;
   if (!o.tokenizer.empty()) {
     tokenizer = Tokenizer::load(o.tokenizer);
     require(tokenizer->vocab_size() <= config.vocab_size, "the tokenizer has {} tokens, but the model's vocab_size is {}",
             tokenizer->vocab_size(), config.vocab_size);
+    // Other programs end a text at the config's token, of which DeepSeek's own is the default.
+    if (const auto id = tokenizer->bos_id()) config.bos_token_id = *id;
+    if (const auto id = tokenizer->eos_id())
+      if (std::find(config.eos_token_id.begin(), config.eos_token_id.end(), *id) == config.eos_token_id.end())
+        config.eos_token_id = {*id};
   }
   const bool gguf = is_gguf_name(o.out);
   const std::uint64_t bytes = gguf ? write_file(o, config, tokenizer) : write_folder(o, config, tokenizer);
@@ -87,7 +93,7 @@ void add_init(CLI::App& program) {
   command->add_option("--preset", o.preset, "Known architecture: " + CLI::detail::join(ModelConfig::preset_names(), ", "));
   command->add_option("--config", o.config, "config.json, or a folder that has one");
   command->add_option("-o,--out", o.out, "Output folder, or a file name ending in .gguf")->required();
-  command->add_option("-s,--seed", o.seed, "Seed; the same seed gives the same bytes")->capture_default_str();
+  add_flag(*command, OptionInfo{"seed", "Seed; the same seed gives the same bytes"}, o.seed);
   command
       ->add_option("--type,--dtype", o.type,
                    "Dtype: f32 or bf16; for .gguf also f16, q8_0, q6_k, q5_0, q4_k_m, q4_k or q4_0")

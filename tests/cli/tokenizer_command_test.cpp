@@ -35,6 +35,29 @@ TEST_F(TokenizerCommand, LearnsFromTheBuiltinCorpus) {
   EXPECT_EQ(read_bytes(path("a/tokenizer_config.json")), read_bytes(path("b/tokenizer_config.json")));
 }
 
+// The defaults are DeepSeek's 100000 and 100001: other programs would never see the end of a text.
+TEST_F(TokenizerCommand, AModelMadeWithItHasItsSpecialTokens) {
+  std::ofstream(path("x.txt")) << "ab ab ab ab";
+  ASSERT_EQ(run_program({"tokenizer", "train", "--data", path("x.txt"), "--vocab-size", "270", "-o", path("t")}).status, 0);
+  // 256 bytes, then bos, eos and pad.
+  constexpr int kBos = 256, kEos = 257;
+  const auto written = [&](const std::string& more, const char* name) {
+    std::ofstream(path("config.json")) << R"({"model_type": "deepseek", "vocab_size": 270, "hidden_size": 8,
+      "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2)"
+                                       << more << "}";
+    const ProgramResult r =
+        run_program({"init", "--config", path("config.json"), "--tokenizer", path("t"), "-o", path("m"), "--force"});
+    EXPECT_EQ(r.status, 0) << r.err;
+    return nlohmann::json::parse(read_bytes(path("m") + "/" + name));
+  };
+  for (const char* file : {"config.json", "generation_config.json"}) {
+    EXPECT_EQ(written("", file)["eos_token_id"], kEos) << file;
+    EXPECT_EQ(written("", file)["bos_token_id"], kBos) << file;
+    const std::string two = R"(, "eos_token_id": [5, )" + std::to_string(kEos) + "]";
+    EXPECT_EQ(written(two, file)["eos_token_id"].size(), 2u) << "it is among them";
+  }
+}
+
 TEST_F(TokenizerCommand, LearnsFromFilesAndLeavesOutBadLines) {
   std::ofstream(path("x.jsonl")) << "{\"body\": \"ab ab ab ab\"}\nnonsense\n{\"body\": \"ab ab ab\"}\n";
   std::vector<std::string> arguments = {"tokenizer", "train",           "--data",  path("x.jsonl"), "--field",
