@@ -46,7 +46,7 @@ write $'\n' 'Das ist ein kleiner Hund.'
 
 report=build/demo-report.html
 printf '\nWhich experts its tokens go to:\n'
-show inspect -m "$out" --data builtin --limit 3000 -o "$report"
+show inspect -m "$out" --data builtin --limit 3000 -o "$report" --force
 
 cat <<END
 

@@ -14,6 +14,7 @@
 #include "cli/option_flags.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "cli/ranges.h"
 #include "cli/table.h"
 #include "core/fail.h"
 #include "io/atomic_file.h"
@@ -23,6 +24,9 @@
 namespace dsmoe::cli {
 
 namespace {
+
+constexpr const char *kReport = "report.html", *kCurves = "curves.svg", *kAblations = "ablations.svg",
+                     *kResults = "compare.json";
 
 struct Options {
   study::CompareOptions compare;
@@ -66,8 +70,18 @@ Tokenizer tokenizer_for(const Options& o) {
   return train::builtin_tokenizer(static_cast<std::int32_t>(o.compare.base.vocab_size));
 }
 
+// Only a comparison's own files are replaced, when it is run again.
+void check_folder(const std::filesystem::path& out) {
+  if (std::filesystem::exists(out / "settings.json")) return;
+  for (const char* name : {"runs", kReport, kCurves, kAblations, kResults})
+    if (std::filesystem::exists(std::filesystem::symlink_status(out / name)))
+      fail(ErrorCode::kInvalidArgument, "{} is already there, but {} holds no comparison; choose another folder",
+           (out / name).string(), out.string());
+}
+
 void run(Options o, const std::string& command) {
   if (!o.preset.empty() && !o.config.empty()) throw UsageError("give either --preset or --config");
+  check_folder(o.out);
   o.compare.base =
       o.config.empty() ? ModelConfig::preset(o.preset.empty() ? "tiny" : o.preset) : ModelConfig::load(o.config);
   train::TrainOptions& t = o.compare.train;
@@ -85,6 +99,7 @@ void run(Options o, const std::string& command) {
   std::optional<Progress> progress;
   study::CompareHooks hooks;
   hooks.stop = [&] { return interrupt.pending(); };
+  hooks.note = [&](std::string_view line) { progress ? progress->line(line) : print_note(line); };
   hooks.progress = [&](Index number, const study::Contender& c, std::uint64_t seed, Index step, double loss) {
     if (!progress) progress.emplace("compare", runs * t.steps, "steps", number * t.steps + step - 1);
     progress->update(number * t.steps + step, fmt::format("{}, seed {}, loss {:.3f}", c.label, seed, loss));
@@ -101,17 +116,17 @@ void run(Options o, const std::string& command) {
       study::comparison_json(*found, {{"name", o.config.empty() ? (o.preset.empty() ? "tiny" : o.preset) : o.config},
                                       {"version", kVersion},
                                       {"command", command}});
-  io::write_file_atomically(out / "report.html",
+  io::write_file_atomically(out / kReport,
                             study::html_report(study::ReportKind::kCompare, "Comparison of architectures", json));
-  io::write_file_atomically(out / "curves.svg", study::svg_document(study::curve_plots(*found)));
-  io::write_file_atomically(out / "ablations.svg", study::svg_document(study::comparison_ablation_plots(*found)));
+  io::write_file_atomically(out / kCurves, study::svg_document(study::curve_plots(*found)));
+  io::write_file_atomically(out / kAblations, study::svg_document(study::comparison_ablation_plots(*found)));
   nlohmann::ordered_json plain = json;
   plain.erase("plots");
-  io::write_file_atomically(out / "compare.json",
+  io::write_file_atomically(out / kResults,
                             plain.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
   if (o.json) return print_json(plain);
   print_result(*found);
-  print(fmt::format("\nThe report is {}: open it in a browser.\n", (out / "report.html").string()));
+  print(fmt::format("\nThe report is {}: open it in a browser.\n", (out / kReport).string()));
 }
 
 }  // namespace
@@ -138,7 +153,7 @@ void add_compare(CLI::App& program) {
       ->required();
   command->add_option("--tokenizer", o.tokenizer, "Folder with tokenizer.json (not needed for builtin data)");
   command->add_option("--seeds", o.compare.seeds, "Runs per architecture, with consecutive seeds")
-      ->check(CLI::PositiveNumber)
+      ->check(in_range(kPositive))
       ->capture_default_str();
   add_flags(*command, t,
             {.only = {"data", "field", "label-by", "label-field", "seed", "steps", "batch-size", "seq-len", "lr", "holdout",

@@ -10,6 +10,7 @@
 #include "cli/format.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
+#include "cli/output_files.h"
 #include "cli/progress.h"
 #include "core/fail.h"
 #include "dsmoe/evaluate.h"
@@ -24,7 +25,7 @@ struct Options {
   EvaluateOptions evaluate;
   AblationFlags ablations;
   std::string logits;
-  bool json = false;
+  bool force = false, json = false;
 };
 
 // For --logits: one tensor of all sequences, which must be of one length.
@@ -39,6 +40,7 @@ io::SafetensorsWriter logits_writer(const std::string& path, const TokenSequence
 }
 
 void run(const Options& o) {
+  check_output_files(std::vector{o.logits, o.ablations.plot}, o.force);
   const std::shared_ptr<const Model> model = o.model.open();
   const TokenSequences sequences = read_sequences(*model, o.evaluate);
   std::size_t longest = 0;
@@ -85,6 +87,7 @@ void add_eval(CLI::App& program) {
   add_flags(*command, o.evaluate)["data"]->required();
   command->add_option("--logits", o.logits,
                       "Write the f32 logits [sequences, length, vocabulary] to this safetensors file");
+  add_force(*command, o.force);
   command->add_flag("--json", o.json, "Print the result as JSON");
   o.ablations.add(*command);
   command->footer(

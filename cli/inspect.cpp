@@ -11,7 +11,9 @@
 #include "cli/format.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
+#include "cli/output_files.h"
 #include "cli/progress.h"
+#include "cli/ranges.h"
 #include "cli/study_data.h"
 #include "cli/table.h"
 #include "core/fail.h"
@@ -28,7 +30,7 @@ struct Options {
   StudyDataOptions data;
   std::string out, csv, trace, replay, against;
   Index sample = 2000;
-  bool json = false;
+  bool force = false, json = false;
 };
 
 // A step under way: the data's length is not known beforehand.
@@ -117,6 +119,7 @@ void run(const Options& o) {
     throw UsageError("give a model (-m) and --data, or a trace (--replay)");
   if (!o.replay.empty() && !(o.data.data.empty() && o.against.empty() && o.trace.empty()))
     throw UsageError("--replay reads a trace instead of running a model; leave --data, --against and --trace out");
+  check_output_files(std::vector{o.out, o.csv, o.trace}, o.force);
   study::ReportModel about;
   const study::Inspection found = look(o, about);
   const std::optional<Tokenizer> tokenizer = o.model.path.empty() ? std::nullopt : Model::load_tokenizer(o.model.path);
@@ -150,8 +153,9 @@ void add_inspect(CLI::App& program) {
                       "Read a trace instead of running the model (-m then only provides the tokenizer)");
   command->add_option("--against", o.against, "Compare the routing with another model or checkpoint on the same tokens");
   command->add_option("--sample", o.sample, "Tokens of sample text in the report")
-      ->check(CLI::NonNegativeNumber)
+      ->check(in_range(kNotNegative))
       ->capture_default_str();
+  add_force(*command, o.force);
   command->add_flag("--json", o.json, "Print all results as JSON");
   command->footer("Example:\n  dsmoe inspect -m MODEL --data prose=book.txt code=main.c -o report.html");
   command->callback([options] { run(*options); });

@@ -6,7 +6,9 @@
 #include <filesystem>
 
 #include "cli/format.h"
+#include "cli/output_files.h"
 #include "cli/progress.h"
+#include "cli/ranges.h"
 #include "core/fail.h"
 #include "io/atomic_file.h"
 #include "model/parameters.h"
@@ -18,15 +20,11 @@ namespace fs = std::filesystem;
 
 void WriteOptions::add(CLI::App& command) {
   command.add_option("--shard-size", shard_gb, "Maximum size of one safetensors file in GB")
-      ->check(CLI::PositiveNumber)
+      ->check(in_range(over(0).at_most(1e9)))
       ->capture_default_str();
   command.add_option("-t,--threads", threads, "CPU threads (0: one per core)")->capture_default_str();
-  add_force(command, force);
+  add_force(command, force, kForceModel);
   command.add_flag("--json", json, "Print the result as JSON");
-}
-
-void add_force(CLI::App& command, bool& force) {
-  command.add_flag("--force", force, "Replace a model that is already there; other files stay");
 }
 
 bool is_gguf_name(const std::string& path) { return fs::path(path).extension() == ".gguf"; }
@@ -49,18 +47,14 @@ fs::path existing(const fs::path& folder) {
 }  // namespace
 
 void check_output(const std::string& path, bool force) {
-  const bool gguf = is_gguf_name(path);
-  const fs::path folder = folder_of(path);
   require(!path.empty(), "-o is empty; give a folder, or a name that ends with .gguf");
-  if (gguf && !force && fs::exists(fs::symlink_status(path)))
-    fail(ErrorCode::kInvalidArgument, "{} is already there; choose another name, or --force to replace it", path);
-  if (const std::vector<std::string> files = model_files(folder); !gguf && !force && !files.empty())
+  const fs::path folder = folder_of(path);
+  if (is_gguf_name(path)) return check_output_files({&path, 1}, force);
+  if (const std::vector<std::string> files = model_files(folder); !force && !files.empty())
     fail(ErrorCode::kInvalidArgument, "{} already holds a model ({}); choose another name, or --force to replace it", path,
          files.front());
-  if (!gguf && train::is_part_of_run(folder))
+  if (train::is_part_of_run(folder))
     fail(ErrorCode::kInvalidArgument, "{} is part of a training run, which is never replaced; choose another name", path);
-  if (gguf && fs::is_directory(path)) fail(ErrorCode::kInvalidArgument, "{} is a folder; choose another name", path);
-  if (gguf && !fs::is_directory(folder)) fail(ErrorCode::kIo, "there is no folder {}; make it first", folder.string());
   const fs::path there = existing(folder);
   if (!fs::is_directory(there))
     fail(ErrorCode::kIo, "{} is a file; choose another name for the folder {}", there.string(), path);

@@ -22,7 +22,7 @@ struct WriteOptions {
   std::uint64_t shard_bytes() const { return static_cast<std::uint64_t>(shard_gb * 1e9); }
 };
 
-void add_force(CLI::App& command, bool& force);
+inline constexpr const char* kForceModel = "Replace a model that is already there; other files stay";
 
 bool is_gguf_name(const std::string& path);  // ends with .gguf: the model goes into that file, else into a folder
 

@@ -1,6 +1,12 @@
 #include "cli/option_flags.h"
 
+#include <fmt/format.h>
+
+#include <cerrno>
 #include <cstdlib>
+#include <limits>
+
+#include "cli/ranges.h"
 
 namespace dsmoe::cli {
 
@@ -17,14 +23,16 @@ std::string flag_names(const char* name) {
          (former == kFormer.end() ? "" : "," + former->second);
 }
 
-CLI::Validator in_range(const OptionRange& range) {
+// CLI11 takes -1 for 2^64 - 1, and any number beyond it too.
+CLI::Validator whole_64_bits() {
   return CLI::Validator(
-      [range](const std::string& text) {
+      [](const std::string& text) -> std::string {
+        errno = 0;
         char* end = nullptr;
-        const double value = std::strtod(text.c_str(), &end);
-        if (end == text.c_str() || *end != '\0') return std::string();  // no number: the conversion says so
-        const std::string refusal = range.refusal(value);
-        return refusal.empty() ? refusal : text + "; " + refusal;
+        static_cast<void>(std::strtoull(text.c_str(), &end, 0));
+        if (end == text.c_str() || *end != '\0') return {};  // no whole number: the conversion says so
+        if (errno != ERANGE && text.find('-') == std::string::npos) return {};
+        return fmt::format("{}; it must be at least 0 and at most {}", text, std::numeric_limits<std::uint64_t>::max());
       },
       "");
 }
@@ -38,6 +46,18 @@ CLI::Option* add(CLI::App& command, const OptionInfo& option, T& value) {
 
 }  // namespace
 
+CLI::Validator in_range(const OptionRange& range) {
+  return CLI::Validator(
+      [range](const std::string& text) {
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        if (end == text.c_str() || *end != '\0') return std::string();  // no number: the conversion says so
+        const std::string refusal = range.refusal(value);
+        return refusal.empty() ? refusal : text + "; " + refusal;
+      },
+      "");
+}
+
 CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, bool& value) {
   return command.add_flag(flag_names(option.name), value, option.help);
 }
@@ -48,7 +68,7 @@ CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, Index& value)
   return add(command, option, value)->capture_default_str();
 }
 CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, std::uint64_t& value) {
-  return add(command, option, value)->capture_default_str();
+  return add(command, option, value)->check(whole_64_bits())->capture_default_str();
 }
 CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, float& value) {
   return add(command, option, value)->capture_default_str();

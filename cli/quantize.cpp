@@ -9,6 +9,7 @@
 #include "cli/format.h"
 #include "cli/model_output.h"
 #include "cli/output.h"
+#include "cli/output_files.h"
 #include "core/fail.h"
 #include "formats/gguf_config.h"
 #include "formats/gguf_export.h"
@@ -82,7 +83,7 @@ void add_quantize(CLI::App& program) {
       ->check(CLI::IsMember({"q8_0", "q6_k", "q5_0", "q4_k_m", "q4_k", "q4_0"}))
       ->required();
   command->add_option("-t,--threads", o.threads, "CPU threads (0: one per core)")->capture_default_str();
-  command->add_flag("--force", o.force, "Replace a file that is already there");
+  add_force(*command, o.force, "Replace a file that is already there");
   command->add_flag("--json", o.json, "Print the result as JSON");
   command->footer(
       "Norms and routers stay f32. q4_k_m keeps some tensors at more bits. Rows that are not a multiple of the\n"

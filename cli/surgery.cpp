@@ -10,8 +10,11 @@
 #include "cli/format.h"
 #include "cli/model_options.h"
 #include "cli/model_output.h"
+#include "cli/option_flags.h"
 #include "cli/output.h"
+#include "cli/output_files.h"
 #include "cli/progress.h"
+#include "cli/ranges.h"
 #include "cli/study_data.h"
 #include "cli/table.h"
 #include "core/fail.h"
@@ -158,20 +161,20 @@ void run_upcycle(const UpcycleCommand& o) {
 void add_upcycle_flags(CLI::App& command, UpcycleCommand& o) {
   command.add_option("-o,--out", o.out, "Output folder")->required();
   command.add_option("--granularity", o.options.slices, "Granularity (m): experts per dense layer")
-      ->check(CLI::PositiveNumber)
+      ->check(in_range(kPositive))
       ->capture_default_str();
   command.add_option("--shared", o.options.shared, "Shared experts among them")
-      ->check(CLI::NonNegativeNumber)
+      ->check(in_range(kNotNegative))
       ->capture_default_str();
   command.add_option("--active", o.options.active, "Copies of the dense layer activated per token")
-      ->check(CLI::PositiveNumber)
+      ->check(in_range(kPositive))
       ->capture_default_str();
   command.add_option("--keep-dense", o.options.keep_dense, "Number of first layers to keep dense")
-      ->check(CLI::NonNegativeNumber)
+      ->check(in_range(kNotNegative))
       ->capture_default_str();
-  command.add_option("-s,--seed", o.options.seed, "Seed of the routers")->capture_default_str();
+  add_flag(command, OptionInfo{"seed", "Seed of the routers"}, o.options.seed);
   add_flag(command, {"dtype", "Output dtype (auto: as the model is stored)"}, o.dtype);
-  add_force(command, o.force);
+  add_force(command, o.force, kForceModel);
   command.add_flag("--json", o.json, "Print the result as JSON");
 }
 
@@ -187,9 +190,9 @@ void add_prune(CLI::App& program) {
   o.data.add(*command)->required();
   command->add_option("--check-data", o.check.data, "Measure the loss before and after on these files (default: --data)");
   command->add_option("-o,--out", o.out, "Output folder")->required();
-  command->add_option("--keep", o.keep, "Experts to keep per layer")->check(CLI::PositiveNumber);
-  command->add_option("--remove", o.remove, "Experts to remove per layer")->check(CLI::PositiveNumber);
-  add_force(*command, o.force);
+  command->add_option("--keep", o.keep, "Experts to keep per layer")->check(in_range(kPositive));
+  command->add_option("--remove", o.remove, "Experts to remove per layer")->check(in_range(kPositive));
+  add_force(*command, o.force, kForceModel);
   command->add_flag("--json", o.json, "Print the result as JSON");
   command->footer("Example:\n  dsmoe prune -m MODEL --data book.txt --remove 8 -o smaller");
   command->callback([options] { run_prune(*options); });
@@ -202,7 +205,7 @@ void add_upcycle(CLI::App& program) {
   o.models.resize(1);
   command->add_option("-m,--model", o.models.front(), "Dense model: a Hugging Face folder")->required();
   command->add_option("--experts", o.options.copies, "Copies of each dense layer (N)")
-      ->check(CLI::PositiveNumber)
+      ->check(in_range(kPositive))
       ->capture_default_str();
   add_upcycle_flags(*command, o);
   command->footer("Example:\n  dsmoe upcycle -m DENSE --experts 8 --granularity 4 --shared 1 -o moe");

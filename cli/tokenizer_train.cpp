@@ -8,7 +8,9 @@
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "cli/output.h"
+#include "cli/output_files.h"
 #include "cli/progress.h"
+#include "cli/ranges.h"
 #include "core/fail.h"
 #include "io/atomic_file.h"
 #include "tokenizer/bpe_trainer.h"
@@ -35,9 +37,7 @@ std::filesystem::path folder_of(const std::filesystem::path& out) {
 void check_output(const std::filesystem::path& out, bool force) {
   const std::string own = out.extension() == ".json" ? out.filename().string() : "tokenizer.json";
   for (const std::string& name : {own, std::string("tokenizer_config.json"), std::string("chat_template.jinja")})
-    if (const auto file = folder_of(out) / name; !force && std::filesystem::exists(std::filesystem::symlink_status(file)))
-      fail(ErrorCode::kInvalidArgument, "{} is already there; choose another name, or --force to replace it",
-           file.string());
+    check_not_there(folder_of(out) / name, force);
 }
 
 // To OUT itself when it is named like a file, with tokenizer_config.json beside it; otherwise into the folder OUT.
@@ -114,13 +114,14 @@ void add_tokenizer(CLI::App& program) {
                    "Pre-tokenizer: deepseek-llm, deepseek-coder, deepseek-v3, llama-bpe or gpt-2")
       ->capture_default_str();
   command->add_option("--min-count", o.trainer.min_count, "Minimum frequency of a pair to be merged")
+      ->check(in_range(kPositive))
       ->capture_default_str();
   command->add_option("--field", o.data.field, "Field of .jsonl files that holds the text")->capture_default_str();
   command->add_option("--max-mb", o.max_mb, "Read at most this many MiB of text (0: all; builtin: 8)")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(in_range(kNotNegative));
   command->add_flag("--strict", o.data.strict, "Stop at the first invalid line instead of skipping it");
-  command->add_flag("--force", o.force, "Replace a tokenizer that is already there");
+  add_force(*command, o.force, "Replace a tokenizer that is already there");
   command->add_flag("--json", o.json, "Print the result as JSON");
   command->footer(
       "Examples:\n  dsmoe tokenizer train --data corpus/ --vocab-size 8192 --out tokenizer.json\n"

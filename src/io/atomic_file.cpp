@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <utility>
 
@@ -20,6 +21,30 @@ constexpr std::string_view kSuffix = ".tmp";
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+}
+
+// The descriptor that such a name stands for; -1 for any other name. Opening the name anew instead would start at the
+// beginning of a file that standard output was redirected to.
+int descriptor_of(const std::filesystem::path& path) {
+  const std::string name = path.lexically_normal().string();
+  if (name == "/dev/stdout") return STDOUT_FILENO;
+  if (name == "/dev/stderr") return STDERR_FILENO;
+  for (const std::string_view folder : {"/dev/fd/", "/proc/self/fd/"}) {
+    if (!name.starts_with(folder)) continue;
+    const char* end = name.data() + name.size();
+    int fd = -1;
+    const auto [rest, error] = std::from_chars(name.data() + folder.size(), end, fd);
+    if (error == std::errc() && rest == end) return fd;
+  }
+  return -1;
+}
+
+int open_in_place(const std::filesystem::path& path) {
+  if (const int fd = descriptor_of(path); fd >= 0) return ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  int fd = -1;
+  do fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  while (fd < 0 && errno == EINTR);
+  return fd;
 }
 
 const char* advice(int error_number) {
@@ -47,6 +72,12 @@ Error io_error(const std::filesystem::path& path, std::string_view doing, int er
 
 AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
   require(path.has_filename(), "{}: a file name is needed", path.string());
+  if (is_written_in_place(path)) {
+    in_place_ = true;
+    fd_ = open_in_place(path);
+    if (fd_ < 0) throw io_error(path, "open", errno);
+    return;
+  }
   // Not mkstemp: its files are readable by their owner alone, whatever the umask says. See target_of_temporary.
   static std::atomic<unsigned> counter{0};
   do {
@@ -58,7 +89,10 @@ AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
-    : path_(std::move(other.path_)), temporary_(std::exchange(other.temporary_, {})), fd_(std::exchange(other.fd_, -1)) {}
+    : path_(std::move(other.path_)),
+      temporary_(std::exchange(other.temporary_, {})),
+      fd_(std::exchange(other.fd_, -1)),
+      in_place_(other.in_place_) {}
 
 AtomicFile::~AtomicFile() {
   if (fd_ >= 0) ::close(fd_);
@@ -77,16 +111,25 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 
 void AtomicFile::close() {
   if (fd_ < 0) return;
-  if (::fsync(fd_) != 0) throw io_error(path_, "write to the disk", errno);
+  if (!in_place_ && ::fsync(fd_) != 0) throw io_error(path_, "write to the disk", errno);
   if (::close(std::exchange(fd_, -1)) != 0) throw io_error(path_, "close", errno);
 }
 
 void AtomicFile::commit_as(const std::filesystem::path& path) {
   close();
+  if (in_place_) return;
   invariant(!temporary_.empty(), "a file was committed twice");
   if (::rename(temporary_.c_str(), path.c_str()) != 0) throw io_error(path, "put the file in place", errno);
   temporary_.clear();
   sync_folder(folder_of(path));
+}
+
+bool is_written_in_place(const std::filesystem::path& path) {
+  if (descriptor_of(path) >= 0) return true;
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  return !error && std::filesystem::exists(status) && !std::filesystem::is_regular_file(status) &&
+         !std::filesystem::is_directory(status);
 }
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view text) {

@@ -1,4 +1,5 @@
-// A file that appears complete or not at all: written under a temporary name in the same folder, then renamed.
+// A file that appears complete or not at all: written under a temporary name in the same folder, then renamed. What is
+// no file but a device or a pipe is written into: a file in its place would take it away from everyone.
 #pragma once
 
 #include <cstddef>
@@ -25,9 +26,13 @@ class AtomicFile {
 
  private:
   std::filesystem::path path_;
-  std::filesystem::path temporary_;  // empty once committed
+  std::filesystem::path temporary_;  // empty once committed, and where it is written in place
   int fd_ = -1;
+  bool in_place_ = false;
 };
+
+// A device, a FIFO or a socket, or a name of an open descriptor (/dev/stdout, /dev/fd/3), whatever that leads to.
+bool is_written_in_place(const std::filesystem::path& path);
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view text);
 

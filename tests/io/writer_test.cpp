@@ -1,7 +1,9 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
 
@@ -47,6 +49,38 @@ TEST(AtomicFile, ReachesTheDiskBeforeItsName) {
   take_calls();
   write_file_atomically(dir / "a.txt", "x");
   EXPECT_EQ(take_calls(), "owsrs") << "open, write, fsync of the file, rename, fsync of the folder";
+}
+
+// A file in its place would take it away from everyone. In a folder of its own: the machine's devices are not at stake.
+TEST(AtomicFile, WhatIsNoFileIsWrittenInto) {
+  TempFolder dir;
+  ASSERT_EQ(::mkfifo((dir / "fifo").c_str(), 0600), 0);
+  const int reader = ::open((dir / "fifo").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(reader, 0);
+  write_file_atomically(dir / "fifo", "hello");
+  char got[8] = {};
+  EXPECT_EQ(::read(reader, got, sizeof got), 5);
+  EXPECT_STREQ(got, "hello");
+  ::close(reader);
+  EXPECT_TRUE(std::filesystem::is_fifo(dir / "fifo"));
+
+  std::filesystem::create_symlink("/dev/full", dir / "full");
+  EXPECT_TRUE(throws_error([&] { write_file_atomically(dir / "full", "x"); }, {"full", "No space left", "free some space"},
+                           ErrorCode::kIo));
+  EXPECT_TRUE(std::filesystem::is_symlink(dir / "full"));
+
+  // An open file by its number: after what was written there, not over it.
+  const int file = ::open((dir / "out").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  ASSERT_EQ(::write(file, "one ", 4), 4);
+  write_file_atomically("/dev/fd/" + std::to_string(file), "two");
+  ASSERT_EQ(::write(file, " three", 6), 6);
+  ::close(file);
+  EXPECT_EQ(read_bytes(dir / "out"), "one two three");
+  EXPECT_TRUE(throws_error([&] { write_file_atomically("/dev/fd/99999", "x"); }, {"/dev/fd/99999"}, ErrorCode::kIo));
+
+  EXPECT_TRUE(is_written_in_place(dir / "fifo") && is_written_in_place("/dev/stdout") && is_written_in_place("/dev/null"));
+  EXPECT_FALSE(is_written_in_place(dir / "out") || is_written_in_place(dir.path()) || is_written_in_place(dir / "none"));
+  EXPECT_FALSE(is_written_in_place("/dev/fd/1x") || is_written_in_place("/dev/fd/"));
 }
 
 TEST(AtomicFile, ItsTemporaryNamesAreRecognised) {
