@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "cli/output.h"
+#include "cli/ranges.h"
 #include "cli/table.h"
 
 namespace dsmoe::cli {
@@ -162,7 +163,7 @@ void add_bench_layer(CLI::App& bench) {
       ->capture_default_str();
   layer->add_option("-t,--threads", o.threads, "CPU threads (0: one per core)")->capture_default_str();
   layer->add_option("--repeat", o.repeat, "Timed runs; the median is reported")
-      ->check(CLI::PositiveNumber)
+      ->check(in_range(kPositive))
       ->capture_default_str();
   layer->add_flag("--backward", o.backward, "Also measure forward + backward");
   layer

@@ -15,6 +15,7 @@
 #include "cli/format.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
+#include "cli/ranges.h"
 #include "cli/table.h"
 #include "infer/session.h"
 #include "io/mapped_file.h"
@@ -222,16 +223,19 @@ void add_bench_model(CLI::App& bench) {
   o.model.add_threads(*command);
   add_flags(*command, o.model.session, {.only = {"kv-type"}});
   command->add_option("-p,--n-prompt", o.prompt, "Prompt lengths in tokens; comma-separated (0: none)")
+      ->check(in_range(kNotNegative))
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("-n,--n-gen", o.generate, "Tokens to generate; comma-separated (0: none)")
+      ->check(in_range(kNotNegative))
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("-b,--n-sequences", o.sequences, "Sequences to generate at the same time; comma-separated")
+      ->check(in_range(kPositive))
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("-r,--repetitions", o.repeat, "Timed runs; the median is reported")
-      ->check(CLI::PositiveNumber)
+      ->check(in_range(kPositive))
       ->capture_default_str();
   command->add_flag("--cold", o.cold, "Evict the model from the page cache first, and time the first token from there");
   command->add_flag("--json", o.json, "Print the results as JSON");

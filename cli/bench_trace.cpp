@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
+#include "cli/ranges.h"
 #include "cli/table.h"
 #include "core/fail.h"
 #include "core/random.h"
@@ -135,10 +136,10 @@ void add_bench_trace(CLI::App& bench) {
   o.model.add(*command);
   o.model.add_threads(*command);
   command->add_option("-p,--n-prompt", o.prompt, "Prompt length in tokens")
-      ->check(CLI::PositiveNumber)
+      ->check(in_range(kPositive))
       ->capture_default_str();
   command->add_option("-r,--repetitions", o.repeat, "Timed runs of each mode")
-      ->check(CLI::PositiveNumber)
+      ->check(in_range(kPositive))
       ->capture_default_str();
   command->add_flag("--json", o.json, "Print the results as JSON");
   command->footer("Example:\n  dsmoe bench trace -m MODEL -p 512");

@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "cli/output.h"
+#include "cli/ranges.h"
 #include "cli/table.h"
 #include "core/memory.h"
 #include "core/random.h"
@@ -167,11 +168,11 @@ void add_bench_train(CLI::App& bench) {
       ->delimiter(',')
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
-  command->add_option("--batch-size", o.batch, "Sequences per step")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--seq-len", o.length, "Tokens per sequence")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--batch-size", o.batch, "Sequences per step")->check(in_range(kPositive))->capture_default_str();
+  command->add_option("--seq-len", o.length, "Tokens per sequence")->check(in_range(kPositive))->capture_default_str();
   command->add_flag("--recompute", o.recompute, "Activation checkpointing: recompute blocks in the backward pass");
   command->add_option("-r,--repetitions", o.repeat, "Timed steps; the median is reported")
-      ->check(CLI::PositiveNumber)
+      ->check(in_range(kPositive))
       ->capture_default_str();
   command->add_option("-t,--threads", o.threads, "CPU threads (0: one per core)")->capture_default_str();
   command->add_flag("--json", o.json, "Print the results as JSON");

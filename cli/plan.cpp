@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/plan_report.h"
+#include "cli/ranges.h"
 
 namespace dsmoe::cli {
 
@@ -78,9 +78,8 @@ void add_plan(CLI::App& program) {
       "  dsmoe plan -N 16 -K 2 -m 4 -s 1\n"
       "  dsmoe plan -N 16 -K 2 -m 4 -s 1 --hidden-size 1280 --expert-size 3392 --layers 9 --vocab-size 8192");
   const auto o = std::make_shared<Options>();
-  const auto positive = CLI::Range(Index{1}, std::numeric_limits<Index>::max(), "POSITIVE");
   const auto size = [&](const char* flag, Index& value, const char* help) {
-    return command->add_option(flag, value, help)->type_name("INT")->check(positive);
+    return command->add_option(flag, value, help)->type_name("INT")->check(in_range(kPositive));
   };
   auto* preset = command->add_option("--preset", o->preset,
                                      fmt::format("Known architecture: {}", fmt::join(ModelConfig::preset_names(), ", ")));

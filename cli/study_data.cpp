@@ -2,6 +2,8 @@
 
 #include <filesystem>
 
+#include "cli/ranges.h"
+
 namespace dsmoe::cli {
 
 CLI::Option* StudyDataOptions::add(CLI::App& command) {
@@ -11,7 +13,7 @@ CLI::Option* StudyDataOptions::add(CLI::App& command) {
                          "a \"domain\" field of .jsonl files counts instead");
   command.add_option("--field", field, "Field of .jsonl files that holds the text")->capture_default_str();
   command.add_option("--limit", limit, "Use only the first N tokens of each domain (0: all)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(in_range(kNotNegative));
   return option;
 }
 

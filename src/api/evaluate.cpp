@@ -106,6 +106,12 @@ TokenSequences read_sequences(const Model& model, const EvaluateOptions& o) {
 Evaluation evaluate(const Model& model, std::span<const std::vector<std::int32_t>> sequences, const EvaluateOptions& o,
                     const EvaluateHooks& hooks) {
   o.validate();
+  Index longest = 0;
+  for (const std::vector<std::int32_t>& s : sequences) longest = std::max(longest, static_cast<Index>(s.size()));
+  // The mean over none would be a loss of 0.
+  if (!hooks.logits && longest <= std::max<Index>(o.score_from, 1))
+    fail(ErrorCode::kInvalidArgument, "no token is scored: the longest sequence has {} tokens, and score-from is {}",
+         longest, o.score_from);
   Context ctx(o.threads, backend_for(model.device()));
   const Transformer& transformer = *model.impl().transformer;
   Evaluator evaluator(ctx, transformer, transformer.kv_dtype(o.kv_type));

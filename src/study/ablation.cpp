@@ -102,6 +102,8 @@ std::vector<AblationResult> run_ablations(Context& ctx, const Transformer& model
                                           std::span<const std::vector<std::int32_t>> sequences,
                                           const std::vector<Ablation>& ablations,
                                           const std::function<void(std::int64_t tokens)>& progress) {
+  require(std::any_of(sequences.begin(), sequences.end(), [](const auto& s) { return s.size() > 1; }),
+          "no token is scored: no sequence has two tokens");
   std::vector<AblationResult> out;
   std::int64_t done = 0;
   for (const Ablation& a : ablations) {

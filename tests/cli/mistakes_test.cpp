@@ -56,6 +56,38 @@ TEST_F(Mistakes, SlipsOfTheKeyboard) {
   EXPECT_FALSE(far.err_has("did you mean")) << far.err;
 }
 
+TEST_F(Mistakes, NumbersThatMakeNoSense) {
+  const std::string out = path("new");
+  const std::vector<std::string> init = {"init", "--preset", "tiny", "-o", out};
+  const auto with = [](std::vector<std::string> command, const std::vector<std::string>& more) {
+    command.insert(command.end(), more.begin(), more.end());
+    return run_program(command);
+  };
+  // Not the largest of 64 bits instead, for every one of these.
+  for (const char* seed : {"-1", "-5", "18446744073709551616", "99999999999999999999999"}) {
+    const auto words = {std::string_view("--seed"), std::string_view(seed), std::string_view("18446744073709551615")};
+    EXPECT_TRUE(fails(with(init, {"--seed", seed}), 2, words));
+    EXPECT_TRUE(fails(run_program({"train", "-o", out, "-s", seed}), 2, words));
+    EXPECT_TRUE(fails(run_program({"generate", "-m", out, "-p", "a", "--seed", seed}), 2, words));
+  }
+  for (const char* size : {"nan", "0", "-1", "1e300"}) EXPECT_TRUE(fails(with(init, {"--shard-size", size}), 2, {size}));
+  EXPECT_TRUE(fails(run_program({"inspect", "-m", out, "--data", "x", "--limit", "-1"}), 2, {"--limit", "at least 0"}));
+  EXPECT_TRUE(fails(run_program({"tokenizer", "train", "--data", "x", "-o", out, "--min-count", "-1"}), 2, {"at least 1"}));
+  EXPECT_TRUE(fails(run_program({"bench", "model", "-m", out, "-p", "16,-5"}), 2, {"-5", "at least 0"}));
+  EXPECT_TRUE(nothing_at("new"));
+  EXPECT_EQ(with(init, {"--seed", "18446744073709551615"}).status, 0);
+
+  // A mean over no token would be a loss of 0.
+  std::ofstream(path("a.ids")) << "1 2 3\n";
+  std::ofstream(path("b.ids")) << "1\n2\n";
+  const auto eval = [&](const char* data, const std::vector<std::string>& more) {
+    return with({"eval", "-m", out, "--data", path(data)}, more);
+  };
+  EXPECT_TRUE(fails(eval("a.ids", {"--score-from", "3"}), 1, {"no token is scored", "3 tokens", "score-from is 3"}));
+  EXPECT_TRUE(fails(eval("b.ids", {}), 1, {"no token is scored", "1 tokens"}));
+  EXPECT_EQ(eval("a.ids", {"--score-from", "2", "--json"}).json()["predicted_tokens"], 1);
+}
+
 TEST_F(Mistakes, WrongModelsAndFiles) {
   const std::string m = model();
   EXPECT_TRUE(
