@@ -36,8 +36,26 @@ Memory memory();
 
 // In the order of the stream. A copy to or from ordinary memory of this machine returns when that memory may be used again.
 void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes, Stream stream);
-// To a GPU from pageable memory, which may be used again at once; does not wait for the stream.
+// To a GPU from this machine's memory, which may be used again at once: the bytes are put aside in page-locked memory, so
+// this does not wait for the stream.
 void upload(void* to, const void* from, std::size_t bytes, Stream stream);
+// Bytes on their way to this machine's memory, for a reader that does not wait for work launched after them. One object
+// serves one download after another.
+class Download {
+ public:
+  explicit Download(std::size_t bytes);  // of page-locked memory
+  ~Download();
+  Download(const Download&) = delete;
+  Download& operator=(const Download&) = delete;
+
+  void copy(std::size_t at, const void* from, std::size_t bytes, Stream stream);
+  void end(Stream stream);  // after the last copy()
+  const std::byte* wait();  // for all of them; stays until the next copy()
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 // `rows` pieces of `width` bytes, so far apart on either side, from this machine's memory.
 void copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
                std::size_t rows, Stream stream);

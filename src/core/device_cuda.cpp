@@ -177,20 +177,6 @@ Memory memory() {
   return m;
 }
 
-void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes, Stream stream) {
-  const bool up = to_device == Device::kCuda, down = from_device == Device::kCuda;
-  check_cuda(cudaMemcpyAsync(to, from, bytes,
-                             up ? (down ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
-                                : (down ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost),
-                             stream),
-             "copy");
-  if (up != down) wait(stream);
-}
-
-void upload(void* to, const void* from, std::size_t bytes, Stream stream) {
-  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "copy");
-}
-
 void copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
                std::size_t rows, Stream stream) {
   check_cuda(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows, cudaMemcpyHostToDevice, stream), "copy");

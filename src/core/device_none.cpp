@@ -23,6 +23,12 @@ Memory memory() { not_built(); }
 void fill_bytes(void*, int, std::size_t, Stream) { not_built(); }
 std::shared_ptr<Graph> capture(Stream, const std::function<void()>&) { not_built(); }
 void launch(const Graph&, Stream) { not_built(); }
+struct Download::Impl {};
+Download::Download(std::size_t) { not_built(); }
+Download::~Download() = default;
+void Download::copy(std::size_t, const void*, std::size_t, Stream) { not_built(); }
+void Download::end(Stream) { not_built(); }
+const std::byte* Download::wait() { not_built(); }
 Stream default_stream() { not_built(); }
 void wait(Stream) { not_built(); }
 bool capturing(Stream) { return false; }

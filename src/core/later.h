@@ -1,0 +1,34 @@
+// A tensor that is read later than the work that makes it is launched: waiting for it is no waiting for what has been
+// launched meanwhile.
+#pragma once
+
+#include <memory>
+
+#include "dsmoe/context.h"
+#include "dsmoe/tensor.h"
+
+namespace dsmoe {
+
+namespace device {
+class Download;
+}
+
+class Later {
+ public:
+  Later();
+  ~Later();
+  Later(Later&&) noexcept;
+
+  // What `tensor` holds when all work launched so far is done; it may be written again by work that follows.
+  void begin(Context& ctx, const Tensor& tensor);
+  // In this machine's memory; valid until begin() is called again. Throws for a fault found up to begin(), like
+  // Context::synchronize().
+  Tensor get(Context& ctx);
+
+ private:
+  Tensor tensor_;
+  std::size_t room_ = 0;
+  std::unique_ptr<device::Download> download_;
+};
+
+}  // namespace dsmoe
