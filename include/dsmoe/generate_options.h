@@ -15,7 +15,9 @@ namespace dsmoe {
 // Applied in this order; the defaults are llama.cpp's. A model may come with others: Model::generation().
 struct SamplerOptions {
   float repetition_penalty = 1.0f;  // logits of recent tokens are divided by it, negative ones multiplied
-  Index repetition_window = 64;
+  Index repetition_window = 64;     // of all three penalties
+  float presence_penalty = 0;       // subtracted from the logits of recent tokens
+  float frequency_penalty = 0;      // subtracted once for each time the token is among them
   Index top_k = 40;
   float top_p = 0.95f;
   float min_p = 0.05f;
@@ -34,6 +36,9 @@ struct SamplerOptions {
                 at_least(0).at_most(1)});
     v(o.repetition_penalty, {"repeat-penalty", "Penalize the logits of recent tokens (1 disables it)", over(0)});
     v(o.repetition_window, {"repeat-last-n", "Number of recent tokens to penalize", at_least(0)});
+    v(o.presence_penalty, {"presence-penalty", "Subtract this from the logits of recent tokens (0 disables it)"});
+    v(o.frequency_penalty,
+      {"frequency-penalty", "Subtract this from the logit of a recent token for each time it occurs (0 disables it)"});
     v(o.seed, {"seed", "Seed of the sampler; the same seed gives the same text"});
   }
 };

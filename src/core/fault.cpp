@@ -1,8 +1,14 @@
 #include "core/fault.h"
 
+#include <limits>
+
 #include "core/fail.h"
 
 namespace dsmoe {
+
+void throw_logit_not_finite(std::uint32_t id, float logit) {
+  fail(ErrorCode::kNumeric, "the logit of token {} is {}; the model's weights may be damaged", id, logit);
+}
 
 void throw_fault(std::uint64_t fault) {
   const auto token = static_cast<std::uint32_t>(fault);
@@ -19,6 +25,11 @@ void throw_fault(std::uint64_t fault) {
     case FaultCode::kLossNotFinite:
       fail(ErrorCode::kNumeric, "{}: the loss is NaN or infinite; look for NaN or infinity in the logits and weights",
            place);
+    case FaultCode::kLogitNotFinite: {
+      constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
+      constexpr float kLogits[] = {kNan, -kNan, kInfinity, -kInfinity};  // in the order of NotFinite
+      throw_logit_not_finite(token >> 2, kLogits[token & 3]);
+    }
   }
   fail(ErrorCode::kInternal, "internal error: {}: a kernel reported fault {}", place, fault);
 }

@@ -11,10 +11,10 @@ namespace dsmoe {
 
 class Philox {
  public:
-  Philox(std::uint64_t seed, std::uint64_t stream) : seed_(seed), stream_(stream) {}
+  constexpr Philox(std::uint64_t seed, std::uint64_t stream) : seed_(seed), stream_(stream) {}
 
   // The 128-bit block with number `index`.
-  std::array<std::uint32_t, 4> block(std::uint64_t index) const {
+  constexpr std::array<std::uint32_t, 4> block(std::uint64_t index) const {
     std::array<std::uint32_t, 4> c{static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32),
                                    static_cast<std::uint32_t>(stream_), static_cast<std::uint32_t>(stream_ >> 32)};
     auto k0 = static_cast<std::uint32_t>(seed_);
@@ -30,8 +30,10 @@ class Philox {
     return c;
   }
 
+  constexpr std::uint32_t word(std::uint64_t i) const { return block(i / 4)[i % 4]; }
+
   // Number i of the stream, uniform in [0, 1) with 24 bits.
-  float uniform(std::uint64_t i) const { return to_unit(block(i / 4)[i % 4]); }
+  float uniform(std::uint64_t i) const { return to_unit(word(i)); }
 
   // Numbers 4i to 4i + 3 of the stream, normal with mean 0 and deviation 1 (Box-Muller on two pairs of words).
   std::array<float, 4> normals(std::uint64_t i) const {

@@ -1,33 +1,45 @@
-// Chooses the next token from logits. The same seed and the same logits give the same tokens, on any machine.
+// Chooses the tokens of one sequence where its model runs. The same seed and the same logits give the same tokens, on any
+// machine, CPU or GPU. Tokens may be chosen ahead of their being read: see infer::Session::generate().
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
-#include <vector>
 
+#include "core/later.h"
 #include "dsmoe/generate_options.h"
+#include "ops/sample.h"
 
 namespace dsmoe {
 
 class Sampler {
  public:
-  // `banned` tokens are never chosen: their logits count as minus infinity.
-  explicit Sampler(const SamplerOptions& options, std::vector<std::int32_t> banned = {});
-  // logits [V]; history: the tokens so far, latest last. NaN and infinite logits are an Error.
-  std::int32_t sample(std::span<const float> logits, std::span<const std::int32_t> history);
+  // `context`: the tokens that a sequence can have.
+  explicit Sampler(Index context) : context_(context) {}
+
+  // From the beginning of the random numbers; history: the tokens so far, latest last; `banned` tokens are never chosen.
+  void start(Context& ctx, const SamplerOptions& options, std::span<const std::int32_t> history,
+             std::span<const std::int32_t> banned = {});
+  // Chooses from logits [1, V], which are written over.
+  void choose(Context& ctx, Tensor logits);
+  // The same, with work that does it all: it takes what was chosen last from `sampling.ids` and puts the next token there.
+  template <class Work>
+  void choose_by(Context& ctx, Work work) {
+    work(*sampling_);
+    chosen_[begun_++ % kAhead].begin(ctx, sampling_->ids);
+  }
+  // The tokens chosen, one after another. NaN and infinite logits are an Error here at the latest.
+  std::int32_t take(Context& ctx);
+
+  // At most so many may be chosen and not taken.
+  static constexpr std::size_t kAhead = 2;
 
  private:
-  struct Candidate {
-    std::int32_t id;
-    float logit;
-    double probability;
-  };
-
-  SamplerOptions options_;
-  std::vector<std::int32_t> banned_;
-  std::uint64_t drawn_ = 0;
-  std::vector<float> logits_;
-  std::vector<Candidate> candidates_;
+  Index context_;
+  std::optional<ops::Sampling> sampling_;
+  std::array<Later, kAhead> chosen_;
+  std::size_t begun_ = 0, taken_ = 0;
 };
 
 }  // namespace dsmoe

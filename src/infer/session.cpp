@@ -30,7 +30,8 @@ Session::Session(Context& ctx, const Transformer& model, const SessionOptions& o
       model_(model),
       options_(options),
       context_(options.context > 0 ? options.context : model.config().max_position_embeddings),
-      sequence_(model.make_kv_pool(context_, model.kv_dtype(options.kv_type)), context_) {}
+      sequence_(model.make_kv_pool(context_, model.kv_dtype(options.kv_type)), context_),
+      sampler_(context_) {}
 
 Tensor Session::feed(std::span<const std::int32_t> ids) {
   const auto tokens = static_cast<Index>(ids.size());
@@ -54,34 +55,45 @@ void Session::rewind(Index tokens) {
   history_.resize(static_cast<std::size_t>(tokens));
 }
 
-Generated Session::generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
-                            const std::function<bool(std::int32_t)>& on_token) {
-  Generated out;
-  Sampler sampler(options.sampler, options.ignore_eos ? options.end_tokens : std::vector<std::int32_t>());
-  const double start = now();
-  Tensor logits = feed(prompt);
-  const double first = now();
-  out.prompt_tokens = static_cast<Index>(prompt.size());
-  out.prompt_seconds = first - start;
-  while (options.max_tokens < 0 || static_cast<Index>(out.ids.size()) < options.max_tokens) {
-    const Tensor row = ctx_.fetch(logits);
-    const std::int32_t id = sampler.sample(row.span<float>(), history_);
+void Session::generate_tokens(const GenerateOptions& options, const std::function<bool(std::int32_t)>& on_token,
+                              Generated& out) {
+  const auto wants = [&](std::size_t count) {
+    return options.max_tokens < 0 || static_cast<Index>(count) < options.max_tokens;
+  };
+  while (wants(out.ids.size())) {
+    const std::int32_t id = sampler_.take(ctx_);
     if (std::find(options.end_tokens.begin(), options.end_tokens.end(), id) != options.end_tokens.end()) {
       out.finish = Finish::kEos;
-      break;
+      return;
     }
     out.ids.push_back(id);
     if (on_token && !on_token(id)) {
       out.finish = Finish::kStopped;
-      break;
+      return;
     }
-    if (sequence_.length() == context_) {
+    if (static_cast<Index>(history_.size()) == context_) {
       out.finish = Finish::kContext;
-      break;
+      return;
     }
-    if (static_cast<Index>(out.ids.size()) == options.max_tokens) break;
-    logits = feed(std::span(&id, 1));
+    if (!wants(out.ids.size())) return;
+    sampler_.choose(ctx_, feed(std::span(&id, 1)));
   }
+}
+
+Generated Session::generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
+                            const std::function<bool(std::int32_t)>& on_token) {
+  Generated out;
+  options.sampler.validate();
+  const double start = now();
+  const Tensor logits = feed(prompt);
+  ctx_.synchronize();
+  const double first = now();
+  out.prompt_tokens = static_cast<Index>(prompt.size());
+  out.prompt_seconds = first - start;
+  if (options.max_tokens == 0) return out;
+  sampler_.start(ctx_, options.sampler, history_, options.ignore_eos ? options.end_tokens : std::vector<std::int32_t>());
+  sampler_.choose(ctx_, logits);
+  generate_tokens(options, on_token, out);
   out.seconds = now() - first;
   return out;
 }

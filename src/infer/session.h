@@ -32,12 +32,15 @@ class Session {
                      const std::function<bool(std::int32_t)>& on_token = {});
 
  private:
+  void generate_tokens(const GenerateOptions& options, const std::function<bool(std::int32_t)>& on_token, Generated& out);
+
   Context& ctx_;
   const Transformer& model_;
   SessionOptions options_;
   Index context_;
   KvSequence sequence_;
   std::vector<std::int32_t> history_;
+  Sampler sampler_;
   PassHooks hooks_;
 };
 

@@ -88,4 +88,12 @@ AttentionKernels attention_kernels(const DeviceInfo& device, DType dtype, Index 
   return {true, wanted != Path::kMma && (large || head_dim == 64) ? 2 : 1};
 }
 
+// As many as the device has room for at once: every block more shortens the passes over a row.
+int sample_blocks(const DeviceInfo& device, Index rows, Path wanted) {
+  if (device.major < 9 || (wanted != Path::kAuto && wanted != Path::kHopper)) return 1;
+  int blocks = kMostSampleBlocks;
+  while (blocks > 1 && rows * blocks > device.multiprocessors) blocks /= 2;
+  return blocks;
+}
+
 }  // namespace dsmoe::cuda

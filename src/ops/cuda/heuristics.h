@@ -50,4 +50,8 @@ AttentionKernels attention_kernels(const DeviceInfo& device, DType dtype, Index 
 inline constexpr int kPromptRows = 128;  // queries of one block of the prompt kernel
 inline constexpr int kDecodeRows = 16;   // slices of up to so many rows are split over their keys instead
 
+// Blocks that choose the token of one row, in a cluster.
+int sample_blocks(const DeviceInfo& device, Index rows, Path wanted);
+inline constexpr int kMostSampleBlocks = 8;
+
 }  // namespace dsmoe::cuda

@@ -11,6 +11,7 @@
 #include "ops/linear.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
+#include "ops/sample.h"
 #include "ops/slice.h"
 
 namespace dsmoe {
@@ -41,6 +42,7 @@ std::shared_ptr<SliceTables> reserve_tables(Context&, const SliceRoom&) { not_bu
 void fill_tables(Context&, SliceTables&, std::span<const Slice>) { not_built(); }
 Index keys_of(std::span<const Slice>) { not_built(); }
 void fill_normal(Context&, Tensor&, float, float, std::uint64_t) { not_built(); }
+void sample(Context&, Tensor&, Sampling&) { not_built(); }
 void add(Context&, const Tensor&, Tensor&) { not_built(); }
 void convert(Context&, const Tensor&, Tensor&) { not_built(); }
 void add_bias(Context&, const Tensor&, Tensor&) { not_built(); }
