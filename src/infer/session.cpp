@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "core/fail.h"
+#include "model/decode_graphs.h"
 
 namespace dsmoe {
 
@@ -55,12 +56,22 @@ void Session::rewind(Index tokens) {
   history_.resize(static_cast<std::size_t>(tokens));
 }
 
+bool Session::step_ahead() {
+  if (sequence_.length() == context_ || ctx_.backend() != Backend::kCuda) return false;
+  constexpr std::int32_t kNotKnownHere = 0;  // a token in the GPU's memory
+  const ForwardBatch batch = ForwardBatch::of(ctx_, sequence_, std::span(&kNotKnownHere, 1));
+  if (!DecodeGraphs::serve(ctx_, model_, batch, hooks_)) return false;
+  sampler_.choose_by(ctx_, [&](ops::Sampling& sampling) { sequence_.pool().graphs().step(ctx_, model_, batch, sampling); });
+  return true;
+}
+
 void Session::generate_tokens(const GenerateOptions& options, const std::function<bool(std::int32_t)>& on_token,
                               Generated& out) {
   const auto wants = [&](std::size_t count) {
     return options.max_tokens < 0 || static_cast<Index>(count) < options.max_tokens;
   };
   while (wants(out.ids.size())) {
+    const bool ahead = wants(out.ids.size() + 1) && step_ahead();
     const std::int32_t id = sampler_.take(ctx_);
     if (std::find(options.end_tokens.begin(), options.end_tokens.end(), id) != options.end_tokens.end()) {
       out.finish = Finish::kEos;
@@ -76,7 +87,10 @@ void Session::generate_tokens(const GenerateOptions& options, const std::functio
       return;
     }
     if (!wants(out.ids.size())) return;
-    sampler_.choose(ctx_, feed(std::span(&id, 1)));
+    if (ahead)
+      history_.push_back(id);
+    else
+      sampler_.choose(ctx_, feed(std::span(&id, 1)));
   }
 }
 
@@ -93,7 +107,15 @@ Generated Session::generate(std::span<const std::int32_t> prompt, const Generate
   if (options.max_tokens == 0) return out;
   sampler_.start(ctx_, options.sampler, history_, options.ignore_eos ? options.end_tokens : std::vector<std::int32_t>());
   sampler_.choose(ctx_, logits);
-  generate_tokens(options, on_token, out);
+  // Whatever happens, a token that was run and is not in the history is forgotten.
+  const auto forget = [&] { sequence_.truncate(static_cast<Index>(history_.size())); };
+  try {
+    generate_tokens(options, on_token, out);
+  } catch (...) {
+    forget();
+    throw;
+  }
+  forget();
   out.seconds = now() - first;
   return out;
 }

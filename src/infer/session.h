@@ -27,12 +27,14 @@ class Session {
   void set_probe(RoutingProbe probe) { hooks_.routing = std::move(probe); }
 
   // Processes the prompt and generates. `on_token` (may be empty) is called with each token and returns false to stop.
-  // Prompt and generated tokens stay in the KV cache, except a last token that has not been run.
+  // Prompt and generated tokens stay in the KV cache, except a last token that has not been run. On a GPU the next token is
+  // being computed while on_token() looks at this one, and is forgotten when this one turns out to be the last.
   Generated generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
                      const std::function<bool(std::int32_t)>& on_token = {});
 
  private:
   void generate_tokens(const GenerateOptions& options, const std::function<bool(std::int32_t)>& on_token, Generated& out);
+  bool step_ahead();  // runs the token that was chosen last and chooses the next one, if that needs no look at it
 
   Context& ctx_;
   const Transformer& model_;

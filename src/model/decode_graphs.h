@@ -6,10 +6,12 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "model/forward_batch.h"
 #include "model/hooks.h"
+#include "ops/sample.h"
 #include "ops/slice.h"
 
 namespace dsmoe {
@@ -28,17 +30,25 @@ class DecodeGraphs {
   // What Transformer::logits() gives, in memory of the caller's own.
   Tensor logits(Context& ctx, const Transformer& model, const ForwardBatch& batch);
 
+  // One token more of every sequence, without a word to the host: the tokens of the batch are those in sampling.ids, not
+  // its own, and those that are chosen from their logits take their place.
+  void step(Context& ctx, const Transformer& model, const ForwardBatch& batch, ops::Sampling& sampling);
+
  private:
   struct Captured {
     ops::Slices slices;
     Tensor ids, logits;
+    std::optional<ops::Sampling> sampling;  // its memory lives as long as the graph
     std::shared_ptr<device::Graph> graph;
   };
   struct Key {
     const Transformer* model;
+    const void* sampling;
     Index sequences, keys;
     auto operator<=>(const Key&) const = default;
   };
+  Captured& launch(Context& ctx, const Transformer& model, const ForwardBatch& batch, ops::Sampling* sampling);
+
   std::map<Key, Captured> captured_;
 };
 

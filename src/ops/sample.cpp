@@ -44,7 +44,7 @@ void write(Context& ctx, Tensor& to, Index row, const void* from, std::size_t by
   if (to.device() == Device::kCpu)
     std::memcpy(part.raw_mutable(), from, bytes);
   else
-    device::copy(part.raw_mutable(), to.device(), from, Device::kCpu, bytes, ctx.stream());
+    device::upload(part.raw_mutable(), from, bytes, ctx.stream());
 }
 
 void check(const Tensor& logits, const Sampling& s) {
