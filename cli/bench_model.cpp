@@ -203,6 +203,7 @@ class Bench {
 
 void run(const Options& o) {
   if (o.model.path.empty() == o.preset.empty()) throw UsageError("give either --model or --preset");
+  if (o.preset.empty() && !o.type.empty()) throw UsageError("--type is for --preset; a model has its own");
   if (o.model.load.device == Device::kCuda) return bench_model_on_gpu(o);
   if (!o.preset.empty() || o.sequences != std::vector<Index>{1})
     throw UsageError("--preset and --n-sequences are for --device cuda");
@@ -220,6 +221,8 @@ void add_bench_model(CLI::App& bench) {
   CLI::App* command = add_command(bench, "model", "Benchmark prompt processing and generation of a model");
   o.model.add(*command)->required(false);
   command->add_option("--preset", o.preset, "Random weights of a known architecture, made on the GPU, instead of a model");
+  command->add_option("--type", o.type,
+                      "With --preset: quantized weights as in a GGUF file of this type (q8_0, q4_k_m, ...)");
   o.model.add_threads(*command);
   add_flags(*command, o.model.session, {.only = {"kv-type"}});
   command->add_option("-p,--n-prompt", o.prompt, "Prompt lengths in tokens; comma-separated (0: none)")

@@ -14,6 +14,7 @@ namespace dsmoe::cli {
 struct BenchModelOptions {
   ModelFlags model;
   std::string preset;  // random weights instead of a model
+  std::string type;    // of these: quantized as in a file of this type
   std::vector<Index> prompt = {512}, generate = {64}, sequences = {1};
   int repeat = 5;
   bool cold = false, json = false;

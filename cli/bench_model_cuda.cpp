@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <map>
 
 #include "api/model_impl.h"
 #include "cli/bench.h"
@@ -14,6 +15,7 @@
 #include "cli/table.h"
 #include "core/device.h"
 #include "core/fail.h"
+#include "formats/gguf_types.h"
 #include "ops/cuda/device.h"
 
 namespace dsmoe::cli {
@@ -40,8 +42,7 @@ class GpuBench {
       model_ = loaded_->impl().transformer;
     } else {
       const ModelConfig config = ModelConfig::preset(o.preset);
-      model_ =
-          std::make_shared<Transformer>(config, benchmark_weights(config, o.model.load.dtype.value_or(DType::kBF16), ctx_));
+      model_ = std::make_shared<Transformer>(config, random_weights(config));
       ctx_.synchronize();
     }
     load_seconds_ = now_seconds() - began;
@@ -63,6 +64,21 @@ class GpuBench {
 
  private:
   using Sequences = std::vector<KvSequence>;
+
+  // In the dtype asked for, or as a GGUF file of a type has them.
+  ModelWeights random_weights(const ModelConfig& config) {
+    if (o_.type.empty() || !is_quantized(gguf_file_type(o_.type).dtype))
+      return benchmark_weights(config, o_.model.load.dtype.value_or(DType::kBF16), ctx_);
+    std::map<std::pair<std::string_view, Index>, DType> dtypes;  // by role and layer
+    for (const GgufTensor& t : gguf_layout(config, parameter_list(config)))
+      dtypes[{t.role, t.layer}] = gguf_dtype(gguf_file_type(o_.type), config, t);
+    return benchmark_weights(
+        config,
+        [&](const Parameter& p) {
+          return dtypes.at({p.role, p.layer});
+        },
+        ctx_);
+  }
 
   Sequences sequences(Index count, Index tokens) {
     const auto pool = model_->make_kv_pool(count * KvPool::pages_for(tokens) * KvPool::kPageTokens, cache_);

@@ -1,9 +1,10 @@
 // S + E SwiGLU experts, FFN(x) = W_down (silu(W_gate x) * (W_up x)), shared ones first: the one type for weights and for
 // gradients, on the CPU and on a GPU.
 //
-// Experts have two forms. *Stacked* experts are two tensors, for training and for a GPU: the optimizer, a checkpoint or an
-// all-reduce sees two tensors per layer, not thousands. *Listed* experts are separate matrices, used where they lie and
-// each with its dtype: a mapped file, quantized blocks. The layer computes the same bits with both.
+// Experts have three forms. *Stacked* experts are two tensors, for training and for a GPU: the optimizer, a checkpoint or
+// an all-reduce sees two tensors per layer, not thousands. *Listed* experts are separate matrices, used where they lie and
+// each with its dtype: a mapped file, quantized blocks. The layer computes the same bits with both. *Packed* experts are
+// quantized ones in GPU memory: a list whose matrices are parts of six (ops/pack.h).
 #pragma once
 
 #include <vector>
@@ -39,6 +40,9 @@ class Experts {
   // Listed, from the wide MLP of `shared` experts (empty when 0) and the routed ones. Quantized and f16 matrices cannot be
   // split at any column, so there the shared experts stay one wide entry of the list.
   static Experts listed(Index shared, const ExpertTensors& shared_mlp, const std::vector<ExpertTensors>& routed);
+  // Packed, from the wide MLP of `shared` experts (empty when 0) and stacks of the routed ones' matrices (empty when there
+  // are none), all quantized: [E * F, D], [E * F, D], [E * D, F].
+  static Experts packed(Index shared, const ExpertTensors& shared_mlp, Index routed, const ExpertTensors& stacks);
   static Experts empty(Index count, Index width, Index model_width, DType dtype, Device device = Device::kCpu);
   static Experts zeros(Index count, Index width, Index model_width, DType dtype, Device device = Device::kCpu);
 
@@ -47,8 +51,9 @@ class Experts {
   Index count() const { return stacked() ? gate_up_.numel() > 0 ? gate_up_.dim(0) : 0 : static_cast<Index>(list_.size()); }
   Index width(Index expert) const { return stacked() ? gate_up_.dim(2) : list_[static_cast<std::size_t>(expert)].width; }
   Index model_width() const { return model_width_; }
-  // Some matrix is f16 or quantized: activations are f32, and there is no backward.
+  // Some matrix is f16 or quantized: activations are f32 (bf16 when packed), and there is no backward.
   bool mixed() const { return mixed_; }
+  bool packed() const { return packed_; }
   DType dtype() const { return dtype_; }  // of the activations; of all matrices too unless mixed()
   Device device() const { return device_; }
 
@@ -58,6 +63,10 @@ class Experts {
   Tensor& gate_up() { return gate_up_; }
   Tensor& down() { return down_; }
   const std::vector<ExpertSlice>& list() const { return list_; }  // empty when stacked
+  // What packed() was made of.
+  Index shared() const { return shared_; }
+  const ExpertTensors& shared_mlp() const { return shared_mlp_; }
+  const ExpertTensors& routed_stacks() const { return routed_stacks_; }
 
   ExpertMatrix gate_matrix(Index expert) const;  // [width, D]
   ExpertMatrix up_matrix(Index expert) const;    // [width, D]
@@ -77,7 +86,9 @@ class Experts {
   Index model_width_ = 0;
   DType dtype_ = DType::kF32;
   Device device_ = Device::kCpu;
-  bool mixed_ = false;
+  bool mixed_ = false, packed_ = false;
+  Index shared_ = 0;
+  ExpertTensors shared_mlp_, routed_stacks_;
 };
 
 }  // namespace dsmoe

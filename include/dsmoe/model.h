@@ -30,9 +30,7 @@ struct ModelOptions {
 
   template <class Self, class Visitor>
   static void visit(Self& o, Visitor&& v) {
-    v(o.device,
-      {"device",
-       "Where the model runs (auto: a GPU if there is one and the model fits it; quantized models stay on the CPU)"});
+    v(o.device, {"device", "Where the model runs (auto: a GPU if there is one and the model fits it)"});
     v(o.dtype, {"dtype", "Dtype of the weights in memory (auto: as stored, including quantized)"});
     v(o.storage, {"load",
                   "Read the weights into memory (fastest), or mmap the file (starts at once; processes share it); "

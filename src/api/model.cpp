@@ -27,7 +27,13 @@ std::uint64_t weight_bytes(const ModelConfig& config, DType dtype) {
   return bytes;
 }
 
-// What a GPU computes with: the dtype asked for, or the model's own. Quantized and f16 weights become bf16 there.
+// Without a wish a GPU keeps quantized weights as they are (packed_copy()).
+bool stays_quantized(const ModelSource& source, const ModelOptions& options) {
+  return !options.dtype && is_quantized(source.stored_dtype());
+}
+
+// What a GPU computes with: the dtype asked for, or the model's own. F16 weights become bf16 there, quantized ones take
+// bf16.
 DType gpu_dtype(const ModelSource& source, const ModelOptions& options) {
   return options.dtype.value_or(source.stored_dtype() == DType::kF32 ? DType::kF32 : DType::kBF16);
 }
@@ -35,16 +41,18 @@ DType gpu_dtype(const ModelSource& source, const ModelOptions& options) {
 // Without a wish: the GPU, if it computes with the weights as they are stored and they fit it.
 Device device_for(const ModelSource& source, const ModelOptions& options) {
   const DType dtype = gpu_dtype(source, options);
-  const auto needed = [&] { return weight_bytes(source.config(), dtype); };
+  const bool quantized = stays_quantized(source, options);
+  const auto needed = [&] { return quantized ? source.stored_bytes() : weight_bytes(source.config(), dtype); };
   if (!options.device) {
-    const bool as_stored = source.stored_dtype() == dtype || options.dtype.has_value();
+    const bool as_stored = quantized || source.stored_dtype() == dtype || options.dtype.has_value();
     return device::available() && as_stored && needed() < device::memory().free / 10 * 9 ? Device::kCuda : Device::kCpu;
   }
   if (*options.device == Device::kCuda) {
     const std::uint64_t bytes = needed(), free = device::memory().free;
     require(bytes < free,
             "the weights take {:.1f} GB in {}, the GPU has {:.1f} GB free; use the device cpu, or a smaller dtype or model",
-            static_cast<double>(bytes) * 1e-9, to_string(dtype), static_cast<double>(free) * 1e-9);
+            static_cast<double>(bytes) * 1e-9, to_string(quantized ? source.stored_dtype() : dtype),
+            static_cast<double>(free) * 1e-9);
   }
   return *options.device;
 }
@@ -62,9 +70,13 @@ std::shared_ptr<Model> Model::load(const fs::path& path, const ModelOptions& opt
   if (device_for(*source, options) == Device::kCuda) {
     // Straight from the mapped file where the dtype is the file's.
     const DType dtype = gpu_dtype(*source, options);
-    const ModelWeights here =
-        source->load_weights(config, dtype, {.storage = Storage::kMapped, .progress = options.progress});
-    impl->transformer = std::make_shared<Transformer>(config, owned_copy(spec_of(config), here, dtype, Device::kCuda));
+    const bool quantized = stays_quantized(*source, options);
+    const ModelWeights here = source->load_weights(config, quantized ? std::nullopt : std::optional(dtype),
+                                                   {.storage = Storage::kMapped, .progress = options.progress});
+    Context ctx(1, Backend::kCuda);
+    impl->transformer =
+        std::make_shared<Transformer>(config, quantized ? packed_copy(spec_of(config), here, ctx)
+                                                        : owned_copy(spec_of(config), here, dtype, Device::kCuda));
   } else {
     impl->transformer = std::make_shared<Transformer>(config, source->load_weights(config, options.dtype, load));
   }

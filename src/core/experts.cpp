@@ -65,6 +65,28 @@ Experts Experts::listed(Index shared, const ExpertTensors& shared_mlp, const std
   return Experts(std::move(list));
 }
 
+Experts Experts::packed(Index shared, const ExpertTensors& shared_mlp, Index routed, const ExpertTensors& stacks) {
+  std::vector<ExpertSlice> list;
+  const Index wide = shared > 0 ? shared_mlp.gate_proj.dim(0) : 0;
+  for (Index s = 0; s < shared; ++s) list.push_back({shared_mlp, s * (wide / shared), wide / shared});
+  const auto part = [&](const Tensor& all, Index e) {
+    return all.rows(e * (all.dim(0) / routed), (e + 1) * (all.dim(0) / routed));
+  };
+  for (Index e = 0; e < routed; ++e)
+    list.push_back(
+        {{part(stacks.gate_proj, e), part(stacks.up_proj, e), part(stacks.down_proj, e)}, 0, stacks.down_proj.dim(1)});
+  Experts out(std::move(list));
+  require(out.device_ == Device::kCuda, "experts are packed in GPU memory only");
+  for (const ExpertSlice& e : out.list_) {
+    const auto packed = [](const Tensor& t) { return is_quantized(t.dtype()) && t.device() == Device::kCuda; };
+    require(packed(e.mlp.gate_proj) && packed(e.mlp.up_proj) && packed(e.mlp.down_proj) && e.width % 32 == 0,
+            "packed experts are quantized and of a width that is a multiple of 32, not {}", e.width);
+  }
+  out.packed_ = true, out.dtype_ = DType::kBF16;
+  out.shared_ = shared, out.shared_mlp_ = shared_mlp, out.routed_stacks_ = stacks;
+  return out;
+}
+
 Experts Experts::empty(Index count, Index width, Index model_width, DType dtype, Device device) {
   return Experts(Tensor(dtype, {count, 2, width, model_width}, device), Tensor(dtype, {count, model_width, width}, device));
 }
@@ -107,6 +129,11 @@ ExpertMatrix Experts::down_matrix(Index expert) const {
 Experts Experts::range(Index first, Index last) const {
   require(0 <= first && first <= last && last <= count(), "experts [{}, {}) are not among {}", first, last, count());
   if (stacked()) return Experts(gate_up_.rows(first, last), down_.rows(first, last));
+  if (packed_) {
+    require(first == 0 || first == shared_, "packed shared experts cannot be split");
+    require(last == count(), "packed experts cannot be split");
+    return first == 0 ? *this : packed(0, {}, count() - shared_, routed_stacks_);
+  }
   Experts part(std::vector<ExpertSlice>(list_.begin() + first, list_.begin() + last));
   part.mixed_ = mixed_, part.dtype_ = dtype_;  // as the whole is computed
   return part;
@@ -146,13 +173,13 @@ void Experts::check(Index shared, Index routed, Index width, Index model_width) 
             "the experts' stack is {}, expected [{}, 2, {}, {}]", gate_up_.shape(), shared + routed, width, model_width);
     return;
   }
-  const Index entries = mixed_ ? std::min<Index>(1, shared) : shared;
+  const Index entries = mixed_ && !packed_ ? std::min<Index>(1, shared) : shared;
   require(count() == entries + routed, "the config has {} shared and {} routed experts, the weights have {}", shared,
           routed, count());
   for (Index e = 0; e < count(); ++e) {
     const ExpertSlice& slice = list_[z(e)];
     const std::string name = e < entries ? "shared_experts." : fmt::format("experts.{}.", e - entries);
-    const Index wide = e < entries ? shared * width : width;
+    const Index wide = e < entries ? shared * width : width;  // a slice has the whole MLP
     const auto check = [&](const char* matrix, const Tensor& t, Shape shape) {
       check_matrix(name + matrix, t, mixed_ && is_weight(t.dtype()) ? t.dtype() : dtype_, shape);
     };

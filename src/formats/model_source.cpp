@@ -65,6 +65,12 @@ DType ModelSource::stored_dtype() const {
   return most == bytes.end() ? DType::kF32 : most->first;
 }
 
+std::uint64_t ModelSource::stored_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const StoredTensor& t : stored_tensors()) bytes += t.bytes;
+  return bytes;
+}
+
 void check_is_model(const std::filesystem::path& path) {
   switch (kind_of(path)) {
     case Kind::kGguf: return;

@@ -36,6 +36,7 @@ class ModelSource {
   virtual DType compute_dtype() const = 0;
   // The dtype of the largest part of the matrices' bytes.
   DType stored_dtype() const;
+  std::uint64_t stored_bytes() const;  // of all tensors
 
   // All weights of a model of this config, the source's own unless the caller knows better. Without a dtype as they are
   // stored, quantized ones included; with one, all in that dtype. Tensors that need no conversion stay where the options

@@ -82,7 +82,8 @@ TensorView ModelTensors::view(const Parameter& p) const {
 }
 
 DType activation_dtype(const ModelSpec& spec, const ModelWeights& w) {
-  return all_of(spec, w, DType::kBF16) ? DType::kBF16 : DType::kF32;
+  const bool packed = w.embedding.device() == Device::kCuda && has_quantized(spec, w);
+  return packed || all_of(spec, w, DType::kBF16) ? DType::kBF16 : DType::kF32;
 }
 
 bool has_quantized(const ModelSpec& spec, const ModelWeights& w) {

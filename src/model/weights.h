@@ -50,7 +50,8 @@ struct ModelTensors {
 using ModelWeights = ModelTensors;
 using ModelGradients = ModelTensors;
 
-// What is computed in: bf16 when every matrix is, else f32; quantized and f16 matrices take f32 activations.
+// What is computed in: bf16 when every matrix is, else f32; quantized and f16 matrices take f32 activations, packed ones of
+// a GPU bf16.
 DType activation_dtype(const ModelSpec& spec, const ModelWeights& weights);
 // Whether any matrix is in quantized blocks.
 bool has_quantized(const ModelSpec& spec, const ModelWeights& weights);
@@ -63,6 +64,9 @@ ModelWeights empty_weights(const ModelSpec& spec, DType dtype, Device device = D
 ModelWeights listed_weights(const ModelSpec& spec, std::span<const Parameter> parameters, std::vector<Tensor> tensors);
 // A copy with tensors of its own, experts stacked, in f32 or bf16.
 ModelWeights owned_copy(const ModelSpec& spec, const ModelWeights& weights, DType dtype, Device device = Device::kCpu);
+// A copy in GPU memory that keeps quantized matrices packed (ops/pack.h); all else becomes bf16. So do the experts of a
+// layer where not all matrices are quantized, or not all routed experts' alike.
+ModelWeights packed_copy(const ModelSpec& spec, const ModelWeights& weights, Context& ctx);
 // All zero, f32.
 ModelGradients zero_gradients(const ModelSpec& spec);
 
@@ -80,5 +84,8 @@ Tensor initial_tensor(const ModelConfig& config, const Parameter& parameter, std
 ModelWeights random_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, Context& ctx);
 // For benchmarks: random numbers of the right size, made where the Context runs.
 ModelWeights benchmark_weights(const ModelConfig& config, DType dtype, Context& ctx);
+// The same with packed matrices of the dtypes that `dtype_of` gives, as a quantized file has them.
+ModelWeights benchmark_weights(const ModelConfig& config, const std::function<DType(const Parameter&)>& dtype_of,
+                               Context& ctx);
 
 }  // namespace dsmoe

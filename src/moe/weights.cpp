@@ -32,9 +32,9 @@ void MoeWeights::check(const MoeConfig& c) const {
   experts.check(c.shared_experts, c.routed_experts, c.expert_size, c.hidden_size);
   require(experts.device() == gate.device() && (!c.selection_bias || gate_bias.device() == gate.device()),
           "the gate and the experts are not in one memory; copy the weights with to()");
-  require(device() == Device::kCpu || (experts.stacked() && gate.dtype() == experts.dtype()),
-          "on a GPU the gate has the dtype of the experts, and these are stacked; got {} and {}", to_string(gate.dtype()),
-          to_string(experts.dtype()));
+  require(device() == Device::kCpu || ((experts.stacked() || experts.packed()) && gate.dtype() == experts.dtype()),
+          "on a GPU the gate has the dtype of the experts, and these are stacked or packed; got {} and {}",
+          to_string(gate.dtype()), to_string(experts.dtype()));
 }
 
 // Random values depend only on the seed and on the tensor's place in the reference's state dict: routed experts first,

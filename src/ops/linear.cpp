@@ -16,6 +16,10 @@ void check(const char* op, const Tensor& rows, const Tensor& w, Index inner) {
 
 // f32 rows times a matrix in another dtype: ops/mixed.h.
 bool is_mixed(const Tensor& x, const Tensor& w) { return x.dtype() == DType::kF32 && w.dtype() != DType::kF32; }
+// bf16 rows times a matrix of ops/pack.h.
+bool is_packed(const Tensor& x, const Tensor& w) {
+  return x.dtype() == DType::kBF16 && w.device() == Device::kCuda && is_quantized(w.dtype());
+}
 
 }  // namespace
 
@@ -29,7 +33,7 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
   for (const auto& [w, y] : projections) {
     const bool mixed = is_mixed(x, *w);
     any_mixed = any_mixed || mixed, all_mixed = all_mixed && mixed;
-    if (!mixed) check("linear", x, *w, w->dim(1));
+    if (!mixed && !is_packed(x, *w)) check("linear", x, *w, w->dim(1));
     require(x.rank() == 2 && w->rank() == 2 && x.dim(1) == w->dim(1), "[linear] shapes {} and {} do not fit", x.shape(),
             w->shape());
     require(y->shape() == Shape({x.dim(0), w->dim(0)}), "[linear] output is {}, expected [{}, {}]", y->shape(), x.dim(0),
@@ -50,7 +54,7 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
           is_mixed(x, *p.w) ? cpu::linear_mixed(ctx, x, {&p, 1}) : cpu::linear(ctx, x, {&p, 1});
       },
       [&] {
-        require(!any_mixed, "[linear] f16 and quantized weights are not supported on a GPU yet; load the model as bf16");
+        require(!any_mixed, "[linear] f16 and quantized weights take bf16 rows on a GPU");
         cuda::linear(ctx, x, projections);
       });
 }

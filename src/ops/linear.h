@@ -1,5 +1,5 @@
 // y = x · Wᵀ and its gradients. x [T, K], W [N, K], y [T, N]; x and W have one dtype (f32 or bf16). Forward also takes f32
-// x with W in any other dtype (ops/mixed.h).
+// x with W in any other dtype (ops/mixed.h), and on a GPU bf16 x with a packed W (ops/pack.h).
 #pragma once
 
 #include <span>

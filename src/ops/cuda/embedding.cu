@@ -1,6 +1,7 @@
 #include "core/fault.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/numbers.cuh"
+#include "ops/cuda/packed.h"
 #include "ops/cuda/ptx.cuh"
 #include "ops/embedding.h"
 
@@ -34,6 +35,10 @@ __global__ void __launch_bounds__(kThreads)
 void embedding(Context& ctx, const Tensor& table, const Tensor& ids, Tensor& x) {
   if (x.numel() == 0) return;
   const Tensor placed = ctx.place(ids);
+  if (is_quantized(table.dtype()))
+    return gpu::packed::embedding(gpu::packed::matrix_of(table), static_cast<const std::int32_t*>(placed.raw()),
+                                  static_cast<int>(ids.numel()), fault_of(FaultCode::kNoSuchToken, -1), ctx.fault_word(),
+                                  static_cast<float*>(x.raw_mutable()), ctx.stream());
   gpu::with_type(table.dtype(), [&]<class T>(T) {
     gpu::launch(embedding_kernel<T>, static_cast<unsigned>(ids.numel()), kThreads, 0, ctx.stream(),
                 static_cast<const T*>(table.raw()), static_cast<const std::int32_t*>(placed.raw()),

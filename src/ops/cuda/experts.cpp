@@ -9,6 +9,7 @@
 #include "core/log.h"
 #include "ops/cuda/hopper.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/packed.h"
 #include "ops/cuda/portable.h"
 
 namespace dsmoe::ops::cuda {
@@ -37,7 +38,7 @@ struct Launch {
         sizes.rows, sizes.width, sizes.expert_width, sizes.token_tile, column_parts);
   }
   Launch(Context& context, const char* op, const Plan& p, const Experts& w)
-      : Launch(context, op, p, w.dtype(), w.gate_up().dim(3), w.gate_up().dim(2)) {}
+      : Launch(context, op, p, w.dtype(), w.model_width(), w.width(0)) {}
 
   gpu::portable::Step step() const { return {sizes, plan, dtype, path != Path::kPlain, ctx.stream()}; }
 
@@ -76,8 +77,47 @@ struct Launch {
 
 // Shapes and dtypes are checked for all backends (ops/experts.cpp).
 void check_stacks(const Experts& w, const char* what) {
-  require(w.stacked() && w.gate_up().device() == Device::kCuda && w.down().device() == Device::kCuda,
+  require(w.packed() || (w.stacked() && w.gate_up().device() == Device::kCuda && w.down().device() == Device::kCuda),
           "{} of a GPU's layer are two stacks in its memory; copy them there with to(Device::kCuda)", what);
+}
+
+// Packed experts (packed.h). Shared ones are one wide MLP, of which each expert is a part of the rows of gate and up, and
+// of the columns of down.
+gpu::packed::ExpertMatrices packed_matrices(const Experts& w, Tensor ExpertTensors::*matrix) {
+  return {gpu::packed::matrix_of(w.shared_mlp().*matrix), gpu::packed::matrix_of(w.routed_stacks().*matrix)};
+}
+
+bool few(const Launch& l, const Experts& w) {
+  return w.packed() && l.hopper && gpu::unpacks_in_product(l.sizes.tokens, /*grouped=*/true);
+}
+
+// The weights that the bf16 kernels take: the stack, or what is packed, of the experts in use.
+Tensor gate_up_stack(const Launch& l, const Experts& w) {
+  if (!w.packed()) return w.gate_up();
+  const Index f = w.width(0), d = w.model_width(), matrix = f * d;
+  Tensor stack = l.ctx.empty(DType::kBF16, {w.count(), 2, f, d});
+  for (const auto& [part, offset] : {std::pair{&ExpertTensors::gate_proj, Index{0}}, {&ExpertTensors::up_proj, matrix}}) {
+    const gpu::packed::ExpertMatrices m = packed_matrices(w, part);
+    gpu::packed::Unpacked to{out(stack) + offset, static_cast<int>(f), static_cast<int>(d), 2 * matrix, d, 0, nullptr};
+    gpu::packed::unpack(m.shared, to, l.ctx.stream());
+    to.to += w.shared() * 2 * matrix, to.offsets = l.plan.offset + w.shared();
+    gpu::packed::unpack(m.routed, to, l.ctx.stream());
+  }
+  gpu::packed::end_unpacking(l.ctx.stream());
+  return stack;
+}
+
+Tensor down_stack(const Launch& l, const Experts& w) {
+  if (!w.packed()) return w.down();
+  const Index f = w.width(0), d = w.model_width(), matrix = f * d;
+  Tensor stack = l.ctx.empty(DType::kBF16, {w.count(), d, f});
+  const gpu::packed::ExpertMatrices m = packed_matrices(w, &ExpertTensors::down_proj);
+  gpu::packed::Unpacked to{out(stack), static_cast<int>(d), static_cast<int>(f), matrix, f, matrix, nullptr};
+  gpu::packed::unpack(m.shared, to, l.ctx.stream());
+  to.to += w.shared() * matrix, to.offsets = l.plan.offset + w.shared();
+  gpu::packed::unpack(m.routed, to, l.ctx.stream());
+  gpu::packed::end_unpacking(l.ctx.stream());
+  return stack;
 }
 
 }  // namespace
@@ -89,13 +129,19 @@ Tensor experts_gate_up(Context& ctx, const Experts& w, const Plan& plan, const T
   if (keep) keep->gate_up = ctx.empty(x.dtype(), {plan.rows(), 2 * l.sizes.expert_width});
   if (plan.tokens == 0) return h;
   void* const kept = keep ? keep->gate_up.raw_mutable() : nullptr;
+  if (few(l, w)) {
+    gpu::packed::gate_up_few(l.sizes, l.plan, in(x), packed_matrices(w, &ExpertTensors::gate_proj),
+                             packed_matrices(w, &ExpertTensors::up_proj), out(h), ctx.stream());
+    return h;
+  }
+  const Tensor stack = gate_up_stack(l, w);
   if (!l.hopper) {
-    gpu::portable::gate_up(l.step(), x.raw(), w.gate_up().raw(), h.raw_mutable(), kept);
+    gpu::portable::gate_up(l.step(), x.raw(), stack.raw(), h.raw_mutable(), kept);
     return h;
   }
   Tensor rows;
   if (l.sizes.routed() > 0 && gpu::gathers_first(l.sizes.token_tile)) rows = l.gathered(x);
-  gpu::hopper::gate_up(l.sizes, l.plan, in(x), in(rows), in(w.gate_up()), out(h), static_cast<bf16*>(kept), ctx.stream());
+  gpu::hopper::gate_up(l.sizes, l.plan, in(x), in(rows), in(stack), out(h), static_cast<bf16*>(kept), ctx.stream());
   return h;
 }
 
@@ -104,11 +150,14 @@ Tensor experts_down_combine(Context& ctx, const Experts& w, const Plan& plan, co
   const Launch l(ctx, "experts_down_combine", plan, w);
   Tensor y = ctx.empty(h.dtype(), {plan.tokens, l.sizes.width});
   if (plan.tokens == 0) return y;
+  const Tensor stack = few(l, w) ? Tensor() : down_stack(l, w);
   l.sum_rows(l.slot_weight, nullptr, y, [&](Tensor& rows, int first, int columns) {
-    if (l.hopper)
-      gpu::hopper::down(l.sizes, l.plan, in(h), in(w.down()), out(rows), first, columns, ctx.stream());
+    if (few(l, w))
+      gpu::packed::down_few(l.sizes, l.plan, in(h), packed_matrices(w, &ExpertTensors::down_proj), out(rows), ctx.stream());
+    else if (l.hopper)
+      gpu::hopper::down(l.sizes, l.plan, in(h), in(stack), out(rows), first, columns, ctx.stream());
     else
-      gpu::portable::down(l.step(), h.raw(), w.down().raw(), rows.raw_mutable());
+      gpu::portable::down(l.step(), h.raw(), stack.raw(), rows.raw_mutable());
   });
   return y;
 }

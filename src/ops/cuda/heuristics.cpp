@@ -39,6 +39,17 @@ int linear_tile(Index tokens) {
   return tokens > 128 ? kWideTile : tokens > 64 ? kMiddleTile : tokens > kTinyTile ? kNarrowTile : kTinyTile;
 }
 
+// A matrix is unpacked once for 16 rows; of the experts' tokens, few share one.
+bool unpacks_in_product(Index tokens, bool grouped) { return tokens <= (grouped ? kFewTokens : kTinyTile); }
+
+// A warp alone is slow: with few columns four of them share the work. Measured on an H200 at 2048 columns: a fifth less
+// time with blocks of 32, but more with blocks of 256, whose code is too long to be fetched for two pieces.
+bool packed_together(const DeviceInfo& device, Index columns, bool small_blocks) {
+  return small_blocks && columns / 16 <= 8 * device.multiprocessors;
+}
+// Two take fewer instructions, if they leave every multiprocessor some warps.
+int packed_tiles(const DeviceInfo& device, Index columns) { return columns / 16 >= 2 * device.multiprocessors ? 2 : 1; }
+
 // Measured on an H200: the copy engine feeds wgmma faster than cp.async does, which pays for the extra pass once the
 // products are compute-bound.
 bool gathers_first(int tile) { return tile == kWideTile; }

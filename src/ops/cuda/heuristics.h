@@ -20,6 +20,13 @@ inline constexpr int kWideTile = 256, kMiddleTile = 128, kNarrowTile = 64, kTiny
 int token_tile(Index tokens, bool training);
 int linear_tile(Index tokens);
 
+// Whether packed matrices are unpacked in the products (up to 16 rows at a time), or before them for the bf16 kernels.
+bool unpacks_in_product(Index tokens, bool grouped);
+// Whether several warps share the columns of y that else one warp has; `small_blocks`: of 32 numbers. If not, tiles of 8
+// columns that a warp unpacks side by side.
+bool packed_together(const DeviceInfo& device, Index columns, bool small_blocks);
+int packed_tiles(const DeviceInfo& device, Index columns);
+
 // Whether x is gathered into rows by a pass of its own before the gate/up product, or in that product's loads.
 bool gathers_first(int token_tile);
 

@@ -9,6 +9,7 @@
 #include "ops/fill.h"
 #include "ops/gate.h"
 #include "ops/linear.h"
+#include "ops/pack.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/sample.h"
@@ -50,6 +51,9 @@ void store_rows(Context&, const Tensor&, const Slices&, Tensor&) { not_built(); 
 Tensor cross_entropy(Context&, const Tensor&, const Tensor&, Tensor*) { not_built(); }
 void embedding(Context&, const Tensor&, const Tensor&, Tensor&) { not_built(); }
 void linear(Context&, const Tensor&, std::span<const Projection>) { not_built(); }
+Tensor packed(Context&, std::span<const Tensor>) { not_built(); }
+Tensor unpacked(Context&, const Tensor&) { not_built(); }
+Tensor packed_repeat(Context&, const Tensor&, Index) { not_built(); }
 void rms_norm(Context&, const Tensor&, const Tensor&, float, Tensor&) { not_built(); }
 void rope_angles(Context&, const Rope&, const Slices&, RopeAngles&) { not_built(); }
 void apply_rope(Context&, Tensor&, const RopeAngles&, bool) { not_built(); }
