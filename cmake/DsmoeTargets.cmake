@@ -47,6 +47,12 @@ function(dsmoe_quick_compile target)
   endif()
 endfunction()
 
+# dsmoe_alone(a.cpp ...): files that CMAKE_UNITY_BUILD, with which the presets compile a folder's files eight at a time, leaves
+# to themselves: they have names in common with others of their folder.
+function(dsmoe_alone)
+  set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()
+
 # dsmoe_folder(NAME SOURCES a.cpp ... DEPENDS core ... PRIVATE_LIBS fmt::fmt ...)
 # The library of src/NAME. It links only the folders that docs/design/layers.md lets it depend on, and each folder's
 # tests link that folder alone, so a call in the wrong direction does not link.
