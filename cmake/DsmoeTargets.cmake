@@ -8,8 +8,9 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 
 find_program(DSMOE_CCACHE ccache)
 if(DSMOE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # What ccache must overlook to store objects that are compiled with a precompiled header.
-  set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_SLOPPINESS=pch_defines,time_macros ${DSMOE_CCACHE})
+  # What ccache must overlook to store objects that are compiled with a precompiled header; and the folder whose paths it takes
+  # as relative, so that one build (cuda) has from another (release) what they have in common.
+  set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${DSMOE_CCACHE})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${DSMOE_CCACHE})
 endif()
 
