@@ -104,8 +104,8 @@ cuda() {
     note="skipped: there is no nvcc"
     return
   fi
-  # One architecture shows that it compiles.
-  build cuda -DCMAKE_CUDA_COMPILER="$nvcc" -DDSMOE_CUDA_ARCHS=90a-real || return
+  # One architecture shows that it compiles, and the program that it links. The other tests are the release build's.
+  build cuda -DCMAKE_CUDA_COMPILER="$nvcc" -DDSMOE_CUDA_ARCHS=90a-real dsmoe_cli cuda_tests example_moe_layer_cuda || return
   if ! nvidia-smi -L >/dev/null 2>&1; then
     note="compiled; tests skipped: there is no GPU"
     return

@@ -48,8 +48,6 @@ ModelWork::ModelWork(const Transformer& model) {
 
 namespace {
 
-using Options = BenchModelOptions;
-
 struct Result {
   std::string test;
   Index tokens;
@@ -79,7 +77,7 @@ void drop_model_from_cache(const std::string& path) {
 
 class Bench {
  public:
-  explicit Bench(const Options& o)
+  explicit Bench(const BenchModelOptions& o)
       : o_(o),
         ctx_(o.model.session.threads),
         began_(start()),
@@ -191,7 +189,7 @@ class Bench {
         load_seconds_, human_bytes(memory_of("VmRSS")), human_bytes(memory_of("VmHWM"))));
   }
 
-  const Options& o_;
+  const BenchModelOptions& o_;
   Context ctx_;
   double began_;
   std::shared_ptr<Model> loaded_;
@@ -201,7 +199,7 @@ class Bench {
   std::vector<Result> results_;
 };
 
-void run(const Options& o) {
+void run(const BenchModelOptions& o) {
   if (o.model.path.empty() == o.preset.empty()) throw UsageError("give either --model or --preset");
   if (o.preset.empty() && !o.type.empty()) throw UsageError("--type is for --preset; a model has its own");
   if (o.model.load.device == Device::kCuda) return bench_model_on_gpu(o);
@@ -215,9 +213,9 @@ void run(const Options& o) {
 }  // namespace
 
 void add_bench_model(CLI::App& bench) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchModelOptions>();
   options->model.load.device = Device::kCpu;
-  Options& o = *options;
+  BenchModelOptions& o = *options;
   CLI::App* command = add_command(bench, "model", "Benchmark prompt processing and generation of a model");
   o.model.add(*command)->required(false);
   command->add_option("--preset", o.preset, "Random weights of a known architecture, made on the GPU, instead of a model");

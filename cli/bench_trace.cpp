@@ -23,7 +23,7 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct Options {
+struct BenchTraceFlags {
   ModelFlags model;
   Index prompt = 512;
   int repeat = 15;
@@ -53,7 +53,7 @@ struct Mode {
   std::vector<double> share, whole;  // of the time of the rest, of a run without: in the sink, of whole runs
 };
 
-void run(const Options& o) {
+void run(const BenchTraceFlags& o) {
   const std::shared_ptr<const Model> loaded = o.model.open();
   const Transformer& model = *loaded->impl().transformer;
   Context ctx(o.model.session.threads, backend_for(loaded->device()));
@@ -129,8 +129,8 @@ void run(const Options& o) {
 }  // namespace
 
 void add_bench_trace(CLI::App& bench) {
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<BenchTraceFlags>();
+  BenchTraceFlags& o = *options;
   CLI::App* command =
       add_command(bench, "trace", "Benchmark the cost of routing statistics and traces during prompt processing");
   o.model.add(*command);

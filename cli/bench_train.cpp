@@ -23,7 +23,7 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct Options {
+struct BenchTrainFlags {
   std::string preset, config;
   std::vector<std::string> dtypes = {"f32", "bf16"};
   Index batch = 16, length = 128;
@@ -31,7 +31,7 @@ struct Options {
   bool recompute = false, json = false;
 };
 
-struct Result {
+struct TrainResult {
   std::string dtype;
   double step_seconds = 0, tokens_per_second = 0, flops = 0, peak = 0;
   double memory = 0, state = 0, activations = 0;  // bytes
@@ -82,8 +82,8 @@ class PeakMemory {
   double before_ = 0;
 };
 
-Result measure(Context& ctx, const ModelConfig& c, const Options& o, const std::string& dtype) {
-  Result r{.dtype = dtype};
+TrainResult measure(Context& ctx, const ModelConfig& c, const BenchTrainFlags& o, const std::string& dtype) {
+  TrainResult r{.dtype = dtype};
   const DType type = *option_value<DType>(dtype);
   const PeakMemory memory;
   train::TrainOptions options;
@@ -112,17 +112,17 @@ Result measure(Context& ctx, const ModelConfig& c, const Options& o, const std::
   return r;
 }
 
-void run(const Options& o) {
+void run(const BenchTrainFlags& o) {
   if (!o.preset.empty() && !o.config.empty()) throw UsageError("give only one of --preset and --config");
   const ModelConfig c = !o.preset.empty()   ? ModelConfig::preset(o.preset)
                         : !o.config.empty() ? ModelConfig::load(o.config)
                                             : default_model();
   Context ctx(o.threads);
-  std::vector<Result> results;
+  std::vector<TrainResult> results;
   for (const std::string& dtype : o.dtypes) results.push_back(measure(ctx, c, o, dtype));
   if (o.json) {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-    for (const Result& r : results)
+    for (const TrainResult& r : results)
       rows.push_back({{"dtype", r.dtype},
                       {"step_ms", r.step_seconds * 1e3},
                       {"tokens_per_second", r.tokens_per_second},
@@ -142,7 +142,7 @@ void run(const Options& o) {
     return;
   }
   Table table({"dtype", "ms/step", "tok/s", "GFLOP/s", "peak", "of peak", "memory", "needed", "of needed"});
-  for (const Result& r : results)
+  for (const TrainResult& r : results)
     table.row({r.dtype, fmt::format("{:.1f}", r.step_seconds * 1e3),
                thousands(static_cast<std::int64_t>(r.tokens_per_second)), fmt::format("{:.0f}", r.flops * 1e-9),
                fmt::format("{:.0f}", r.peak * 1e-9), fmt::format("{:.0f}%", 100 * r.share()),
@@ -159,8 +159,8 @@ void run(const Options& o) {
 }  // namespace
 
 void add_bench_train(CLI::App& bench) {
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<BenchTrainFlags>();
+  BenchTrainFlags& o = *options;
   CLI::App* command = add_command(bench, "train", "Benchmark training steps: forward, backward and AdamW");
   command->add_option("--preset", o.preset, "Known architecture (default: a small one)");
   command->add_option("--config", o.config, "Architecture from a config.json");

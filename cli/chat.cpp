@@ -22,7 +22,7 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct Options {
+struct ChatFlags {
   ModelFlags model;
   SamplingFlags sampling;
   std::string system, chat_template;
@@ -76,7 +76,7 @@ bool make_room(const Session& session, const GenerateOptions& options, std::vect
   return true;
 }
 
-Session open_session(const Options& o) {
+Session open_session(const ChatFlags& o) {
   const std::shared_ptr<const Model> model = o.model.open();
   if (!model->tokenizer())
     fail(ErrorCode::kInvalidArgument, "{} has no tokenizer; {}", o.model.path,
@@ -91,7 +91,7 @@ Session open_session(const Options& o) {
   return session;
 }
 
-void run(const Options& o) {
+void run(const ChatFlags& o) {
   Session session = open_session(o);
   const GenerateOptions options = o.sampling.options(session.model());
   const std::vector<ChatMessage> start =
@@ -122,8 +122,8 @@ void run(const Options& o) {
 }  // namespace
 
 void add_chat(CLI::App& program) {
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<ChatFlags>();
+  ChatFlags& o = *options;
   CLI::App* command = add_command(program, "chat", "Chat with a model in the terminal");
   o.model.add(*command);
   add_flags(*command, o.model.session);

@@ -28,7 +28,7 @@ namespace {
 constexpr const char *kReport = "report.html", *kCurves = "curves.svg", *kAblations = "ablations.svg",
                      *kResults = "compare.json";
 
-struct Options {
+struct CompareFlags {
   study::CompareOptions compare;
   std::string preset, config, out, tokenizer;
   int threads = 0;
@@ -63,7 +63,7 @@ void print_result(const study::Comparison& found) {
   for (const study::Verdict& v : found.verdicts()) print(v.text + "\n");
 }
 
-Tokenizer tokenizer_for(const Options& o) {
+Tokenizer tokenizer_for(const CompareFlags& o) {
   if (!o.tokenizer.empty()) return Tokenizer::load(o.tokenizer);
   if (o.compare.train.data != std::vector<std::string>{train::kBuiltin})
     throw UsageError("--data other than builtin needs --tokenizer: a folder with tokenizer.json");
@@ -79,7 +79,7 @@ void check_folder(const std::filesystem::path& out) {
            (out / name).string(), out.string());
 }
 
-void run(Options o, const std::string& command) {
+void run(CompareFlags o, const std::string& command) {
   if (!o.preset.empty() && !o.config.empty()) throw UsageError("give either --preset or --config");
   check_folder(o.out);
   o.compare.base =
@@ -132,8 +132,8 @@ void run(Options o, const std::string& command) {
 }  // namespace
 
 void add_compare(CLI::App& program) {
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<CompareFlags>();
+  CompareFlags& o = *options;
   train::TrainOptions& t = o.compare.train;
   // Sized for --preset tiny: twelve runs in some minutes on two cores.
   t.steps = 140, t.lr = 4e-3, t.eval_every = 0, t.eval_sequences = 48, t.keep = 1;

@@ -18,13 +18,13 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct Options : WriteOptions {
+struct ConvertFlags : WriteOptions {
   std::string in, out, type = "auto";
 };
 
 std::string name_of(const std::string& path) { return std::filesystem::path(path).lexically_normal().stem().string(); }
 
-std::uint64_t to_gguf(const Options& o, const ModelSource& model, const GgufFileType& type) {
+std::uint64_t to_gguf(const ConvertFlags& o, const ModelSource& model, const GgufFileType& type) {
   check_gguf_carries(model.config());
   io::GgufMetadata metadata = model.export_metadata(name_of(o.in));
   const std::uint64_t bytes = gguf_bytes(model.config(), type);
@@ -35,7 +35,7 @@ std::uint64_t to_gguf(const Options& o, const ModelSource& model, const GgufFile
   return bytes;
 }
 
-std::uint64_t to_folder(const Options& o, const ModelSource& model, DType dtype) {
+std::uint64_t to_folder(const ConvertFlags& o, const ModelSource& model, DType dtype) {
   static_cast<void>(model.tokenizer()), static_cast<void>(model.generation());  // refused before anything is made
   const std::uint64_t bytes = static_cast<std::uint64_t>(parameter_count(model.config())) * size_of(dtype);
   prepare_output(o.out, bytes, o.force);
@@ -44,7 +44,7 @@ std::uint64_t to_folder(const Options& o, const ModelSource& model, DType dtype)
   return bytes;
 }
 
-void run(const Options& o) {
+void run(const ConvertFlags& o) {
   if (!std::filesystem::exists(o.in)) fail(ErrorCode::kIo, "there is no model {}; give a folder or a .gguf file", o.in);
   const std::unique_ptr<const ModelSource> source = ModelSource::open(o.in);
   const ModelSource& model = *source;
@@ -64,8 +64,8 @@ void run(const Options& o) {
 }  // namespace
 
 void add_convert(CLI::App& program) {
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<ConvertFlags>();
+  ConvertFlags& o = *options;
   CLI::App* command = add_command(program, "convert", "Convert a model between a Hugging Face folder and GGUF");
   command->add_option("in", o.in, "Model: a Hugging Face folder or a .gguf file")->required();
   command->add_option("-o,--out", o.out, "Output: a file name ending in .gguf, or a folder")->required();

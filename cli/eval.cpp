@@ -20,7 +20,7 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct Options {
+struct EvalFlags {
   ModelFlags model;
   EvaluateOptions evaluate;
   AblationFlags ablations;
@@ -39,7 +39,7 @@ io::SafetensorsWriter logits_writer(const std::string& path, const TokenSequence
   return {path, std::vector<io::TensorSpec>{{"logits", DType::kF32, shape}}};
 }
 
-void run(const Options& o) {
+void run(const EvalFlags& o) {
   check_output_files(std::vector{o.logits, o.ablations.plot}, o.force);
   const std::shared_ptr<const Model> model = o.model.open();
   const TokenSequences sequences = read_sequences(*model, o.evaluate);
@@ -80,8 +80,8 @@ void run(const Options& o) {
 }  // namespace
 
 void add_eval(CLI::App& program) {
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<EvalFlags>();
+  EvalFlags& o = *options;
   CLI::App* command = add_command(program, "eval", "Compute loss and perplexity of a text, and run ablations");
   o.model.add(*command);
   add_flags(*command, o.evaluate)["data"]->required();

@@ -15,7 +15,7 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct Options {
+struct GenerateFlags {
   ModelFlags model;
   SamplingFlags sampling;
   std::optional<std::string> prompt;
@@ -35,7 +35,7 @@ nlohmann::ordered_json routing_json(Index layer, const Routing& r) {
   return {{"layer", layer}, {"experts", experts}, {"weights", weights}};
 }
 
-void print_result(const Options& o, const Generated& out, const std::vector<std::int32_t>& prompt, bool has_text,
+void print_result(const GenerateFlags& o, const Generated& out, const std::vector<std::int32_t>& prompt, bool has_text,
                   const nlohmann::ordered_json& routing) {
   const double decode_rate = out.seconds > 0 ? static_cast<double>(out.ids.size()) / out.seconds : 0;
   const double prompt_rate = static_cast<double>(out.prompt_tokens) / out.prompt_seconds;
@@ -59,7 +59,7 @@ void print_result(const Options& o, const Generated& out, const std::vector<std:
                            out.prompt_tokens, prompt_rate, out.ids.size(), decode_rate, to_string(out.finish)));
 }
 
-void run(const Options& o) {
+void run(const GenerateFlags& o) {
   if (!o.ids.empty() && (o.prompt || !o.file.empty())) throw UsageError("give either a text or --ids");
   if (o.routing && !o.json) throw UsageError("--routing needs --json");
   const std::shared_ptr<const Model> model = o.model.open();
@@ -90,8 +90,8 @@ void run(const Options& o) {
 }  // namespace
 
 void add_generate(CLI::App& program) {
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<GenerateFlags>();
+  GenerateFlags& o = *options;
   CLI::App* command = add_command(program, "generate", "Generate text from a prompt");
   o.model.add(*command);
   add_flags(*command, o.model.session);

@@ -47,7 +47,7 @@ std::vector<std::string> features() {
 }
 
 // Bytes of a line such as "MemTotal:       32785500 kB"; 0 when unknown.
-std::int64_t memory_of(const std::string& key) {
+std::int64_t meminfo(const std::string& key) {
   std::ifstream info("/proc/meminfo");
   std::string name;
   std::int64_t kilobytes = 0;
@@ -79,7 +79,7 @@ Json collect() {
         {"features", features()},
         {"kernels", cpu::kernels().name},
         {"threads", ThreadPool::available_cores()}}},
-      {"memory", {{"total", memory_of("MemTotal")}, {"available", memory_of("MemAvailable")}}},
+      {"memory", {{"total", meminfo("MemTotal")}, {"available", meminfo("MemAvailable")}}},
       {"cuda", {{"built", kCudaBuilt}}},
       {"libraries", libraries()},
   };

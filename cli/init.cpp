@@ -21,12 +21,12 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct Options : WriteOptions {
+struct InitFlags : WriteOptions {
   std::string preset, config, out, tokenizer, type = "bf16";
   std::uint64_t seed = 0;
 };
 
-std::uint64_t write_folder(const Options& o, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer) {
+std::uint64_t write_folder(const InitFlags& o, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer) {
   const std::optional<DType> dtype = option_value<DType>(o.type);
   if (o.type != "f32" && o.type != "bf16")
     throw UsageError(fmt::format("a folder holds f32 or bf16; for {} write a file whose name ends with .gguf", o.type));
@@ -42,7 +42,7 @@ std::uint64_t write_folder(const Options& o, const ModelConfig& config, const st
   return bytes;
 }
 
-std::uint64_t write_file(const Options& o, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer) {
+std::uint64_t write_file(const InitFlags& o, const ModelConfig& config, const std::optional<Tokenizer>& tokenizer) {
   const GgufFileType& type = gguf_file_type(o.type);
   io::GgufMetadata metadata = gguf_export_metadata(config, tokenizer, {}, std::filesystem::path(o.out).stem().string());
   const std::uint64_t bytes = gguf_bytes(config, type);
@@ -54,7 +54,7 @@ std::uint64_t write_file(const Options& o, const ModelConfig& config, const std:
   return bytes;
 }
 
-void run(const Options& o) {
+void run(const InitFlags& o) {
   if (o.preset.empty() == o.config.empty()) throw UsageError("give either --preset or --config");
   ModelConfig config = o.preset.empty() ? ModelConfig::load(o.config) : ModelConfig::preset(o.preset);
   std::optional<Tokenizer> tokenizer;
@@ -87,8 +87,8 @@ void run(const Options& o) {
 }  // namespace
 
 void add_init(CLI::App& program) {
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<InitFlags>();
+  InitFlags& o = *options;
   CLI::App* command = add_command(program, "init", "Create a model with random weights");
   command->add_option("--preset", o.preset, "Known architecture: " + CLI::detail::join(ModelConfig::preset_names(), ", "));
   command->add_option("--config", o.config, "config.json, or a folder that has one");

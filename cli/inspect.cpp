@@ -25,7 +25,7 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct Options {
+struct InspectFlags {
   ModelFlags model;
   StudyDataOptions data;
   std::string out, csv, trace, replay, against;
@@ -34,7 +34,7 @@ struct Options {
 };
 
 // A step under way: the data's length is not known beforehand.
-study::InspectOptions inspect_options(const Options& o, Progress& progress) {
+study::InspectOptions inspect_options(const InspectFlags& o, Progress& progress) {
   study::InspectOptions options;
   options.sample_tokens = o.sample;
   options.progress = [&progress](std::int64_t tokens, double loss) {
@@ -43,7 +43,7 @@ study::InspectOptions inspect_options(const Options& o, Progress& progress) {
   return options;
 }
 
-study::Inspection look(const Options& o, study::ReportModel& about) {
+study::Inspection look(const InspectFlags& o, study::ReportModel& about) {
   Progress progress("inspect", 0, "tokens");
   study::InspectOptions options = inspect_options(o, progress);
   about.version = kVersion;
@@ -114,7 +114,7 @@ void print_summary(const study::Inspection& found) {
                     thousands(expert_combinations(shape.routed_experts, shape.experts_per_token))));
 }
 
-void run(const Options& o) {
+void run(const InspectFlags& o) {
   if (o.replay.empty() && (o.model.path.empty() || o.data.data.empty()))
     throw UsageError("give a model (-m) and --data, or a trace (--replay)");
   if (!o.replay.empty() && !(o.data.data.empty() && o.against.empty() && o.trace.empty()))
@@ -138,8 +138,8 @@ void run(const Options& o) {
 }  // namespace
 
 void add_inspect(CLI::App& program) {
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<InspectFlags>();
+  InspectFlags& o = *options;
   CLI::App* command =
       add_command(program, "inspect", "Report which experts a model uses: load, domains, tokens, combinations");
   o.model.add(*command)->required(false);

@@ -15,7 +15,7 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct Options {
+struct PlanFlags {
   std::string preset;
   std::string config;
   std::optional<Index> experts;
@@ -30,7 +30,7 @@ struct Options {
   bool json = false;
 };
 
-PlanResult plan_model(const Options& options) {
+PlanResult plan_model(const PlanFlags& options) {
   PlanResult plan;
   const bool preset = !options.preset.empty();
   plan.config = preset ? ModelConfig::preset(options.preset) : ModelConfig::load(options.config);
@@ -42,7 +42,7 @@ PlanResult plan_model(const Options& options) {
   return plan;
 }
 
-PlanResult plan_numbers(const Options& options) {
+PlanResult plan_numbers(const PlanFlags& options) {
   PlanResult plan;
   const Segmentation layer{*options.experts, options.active, options.split.value_or(1), options.shared,
                            options.expert_size};
@@ -59,7 +59,7 @@ PlanResult plan_numbers(const Options& options) {
   return plan;
 }
 
-void run(const Options& options) {
+void run(const PlanFlags& options) {
   if (options.preset.empty() && options.config.empty() && !options.experts)
     throw UsageError("plan needs --preset, --config, or -N and -K");
   const bool model = !options.preset.empty() || !options.config.empty();
@@ -77,7 +77,7 @@ void add_plan(CLI::App& program) {
       "  dsmoe plan --config my-model/config.json --context 32768 --json\n"
       "  dsmoe plan -N 16 -K 2 -m 4 -s 1\n"
       "  dsmoe plan -N 16 -K 2 -m 4 -s 1 --hidden-size 1280 --expert-size 3392 --layers 9 --vocab-size 8192");
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<PlanFlags>();
   const auto size = [&](const char* flag, Index& value, const char* help) {
     return command->add_option(flag, value, help)->type_name("INT")->check(in_range(kPositive));
   };

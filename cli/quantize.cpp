@@ -19,7 +19,7 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct Options {
+struct QuantizeFlags {
   std::string in, out, type;
   int threads = 0;
   bool force = false, json = false;
@@ -35,7 +35,7 @@ std::map<std::string, std::uint64_t> bytes_by_dtype(const ModelConfig& config, c
   return bytes;
 }
 
-void run(const Options& o) {
+void run(const QuantizeFlags& o) {
   if (!std::filesystem::exists(o.in)) fail(ErrorCode::kIo, "there is no model {}; give a folder or a .gguf file", o.in);
   if (!is_gguf_name(o.out)) throw UsageError("-o takes a name that ends with .gguf");
   const GgufFileType& type = gguf_file_type(o.type);
@@ -74,8 +74,8 @@ void run(const Options& o) {
 }  // namespace
 
 void add_quantize(CLI::App& program) {
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<QuantizeFlags>();
+  QuantizeFlags& o = *options;
   CLI::App* command = add_command(program, "quantize", "Quantize a model to GGUF");
   command->add_option("in", o.in, "Model: a Hugging Face folder or a .gguf file")->required();
   command->add_option("-o,--out", o.out, "Output .gguf file")->required();

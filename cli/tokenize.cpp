@@ -15,14 +15,14 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct Options {
+struct TokenizeFlags {
   std::string folder, file;
   std::optional<std::string> prompt;
   std::vector<std::int32_t> decode;
   bool bos = false, no_bos = false, no_special = false, ids_only = false, json = false;
 };
 
-void run(const Options& o) {
+void run(const TokenizeFlags& o) {
   const std::optional<Tokenizer> found = Model::load_tokenizer(o.folder);
   if (!found)
     fail(ErrorCode::kIo, "{} has no tokenizer; -m takes a folder with tokenizer.json, that file, or a .gguf file",
@@ -61,8 +61,8 @@ void run(const Options& o) {
 }  // namespace
 
 void add_tokenize(CLI::App& program) {
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<TokenizeFlags>();
+  TokenizeFlags& o = *options;
   CLI::App* command = add_command(program, "tokenize", "Tokenize text, or decode token ids");
   command
       ->add_option("-m,--model", o.folder, "Model or tokenizer: a folder with tokenizer.json, that file, or a .gguf file")

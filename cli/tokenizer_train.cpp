@@ -20,7 +20,7 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct Options {
+struct TokenizerTrainFlags {
   train::DataOptions data;
   BpeTrainerOptions trainer;
   std::string out;
@@ -56,7 +56,7 @@ std::filesystem::path save(const Tokenizer& tokenizer, const std::filesystem::pa
   return out;
 }
 
-void run(Options o) {
+void run(TokenizerTrainFlags o) {
   check_output(o.out, o.force);
   BpeTrainer trainer(o.trainer);
   std::uint64_t bytes = 0;
@@ -100,8 +100,8 @@ void add_tokenizer(CLI::App& program) {
   CLI::App* group = add_command(program, "tokenizer", "Train a tokenizer");
   group->require_subcommand(1);
   group->footer("Example:\n  dsmoe tokenizer train --data builtin --vocab-size 512 --out model/");
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<TokenizerTrainFlags>();
+  TokenizerTrainFlags& o = *options;
   CLI::App* command =
       add_command(*group, "train", "Train a byte-level BPE tokenizer; writes a Hugging Face tokenizer.json");
   command->add_option("--data", o.data.inputs, "Text files, .jsonl files or folders; builtin: the built-in corpus")

@@ -57,7 +57,7 @@ double most_memory() {
   return static_cast<double>(usage.ru_maxrss) * 1024;
 }
 
-struct Flags {
+struct TrainFlags {
   train::RunSetup setup;
   OptionMap train;  // flags of setup.train, by the option's name
   bool json = false;
@@ -133,7 +133,7 @@ train::TrainingRun open_run(const train::RunSetup& setup) {
   return run;
 }
 
-void run(const Flags& flags) {
+void run(const TrainFlags& flags) {
   train::RunSetup setup = flags.setup;
   if (!setup.model.empty() + !setup.preset.empty() + !setup.config.empty() > 1)
     throw UsageError("give only one of -m, --preset and --config");
@@ -165,7 +165,7 @@ void run(const Flags& flags) {
   print_summary({setup.out, flags.json, result, last, run.steps_done()});
 }
 
-void add_options(CLI::App& command, Flags& flags) {
+void add_options(CLI::App& command, TrainFlags& flags) {
   train::RunSetup& s = flags.setup;
   const auto take = [&](const OptionMap& more) { flags.train.insert(more.begin(), more.end()); };
   add_flags(command, s, {.only = {"model", "preset", "config", "out", "resume"}})["out"]->required();
@@ -184,7 +184,7 @@ void add_options(CLI::App& command, Flags& flags) {
 }  // namespace
 
 void add_train(CLI::App& program) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<TrainFlags>();
   CLI::App* command = add_command(program, "train", "Train a model from scratch, fine-tune one, or resume a run");
   add_options(*command, *flags);
   command->footer(

@@ -8,8 +8,9 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 
 find_program(DSMOE_CCACHE ccache)
 if(DSMOE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # What ccache must overlook to store objects that are compiled with a precompiled header.
-  set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_SLOPPINESS=pch_defines,time_macros ${DSMOE_CCACHE})
+  # What ccache must overlook to store objects that are compiled with a precompiled header; and the folder whose paths it takes
+  # as relative, so that one build (cuda) has from another (release) what they have in common.
+  set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${DSMOE_CCACHE})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${DSMOE_CCACHE})
 endif()
 
@@ -45,6 +46,12 @@ function(dsmoe_quick_compile target)
   else()
     target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-O1>)
   endif()
+endfunction()
+
+# dsmoe_alone(a.cpp ...): files that CMAKE_UNITY_BUILD, with which the presets compile a folder's files eight at a time, leaves
+# to themselves: they have names in common with others of their folder.
+function(dsmoe_alone)
+  set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
 # dsmoe_folder(NAME SOURCES a.cpp ... DEPENDS core ... PRIVATE_LIBS fmt::fmt ...)

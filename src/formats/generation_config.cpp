@@ -18,8 +18,8 @@ using io::GgufMetadata;
 using io::GgufValue;
 
 constexpr double kMostTopK = 1 << 30;  // fits the u32 of a GGUF file, and no vocabulary has as many tokens
-constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
-constexpr const char* kConfigJson = "dsmoe.generation_config_json";
+constexpr std::size_t kMaxGenerationBytes = std::size_t{1} << 20;
+constexpr const char* kGenerationJson = "dsmoe.generation_config_json";
 // End of turn and end of message: llama.cpp ends a text at them as at eos.
 constexpr const char* kEndKeys[] = {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
 
@@ -160,12 +160,13 @@ GenerationConfig read_generation_config(const std::filesystem::path& file) {
   std::error_code ignored;
   if (!std::filesystem::exists(file, ignored)) return {};
   std::ifstream in(file, std::ios::binary);
-  std::string text(kMaxBytes + 1, '\0');
+  std::string text(kMaxGenerationBytes + 1, '\0');
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (in.bad() || !in.is_open()) fail(ErrorCode::kIo, "cannot read {}; is it a file that you may read?", file.string());
   text.resize(static_cast<std::size_t>(in.gcount()));
-  if (text.size() > kMaxBytes)
-    fail(ErrorCode::kFormat, "{} is larger than {} bytes, not a generation_config.json", file.string(), kMaxBytes);
+  if (text.size() > kMaxGenerationBytes)
+    fail(ErrorCode::kFormat, "{} is larger than {} bytes, not a generation_config.json", file.string(),
+         kMaxGenerationBytes);
   GenerationConfig config = GenerationConfig::from_json(text, file.string());
   note_ignored(json_read::parse<Json>(text, file.string()), file.string());
   return config;
@@ -176,7 +177,7 @@ void put_generation_config(const GenerationConfig& c, GgufMetadata& m) {
   for (const Number& n : numbers())
     if (stored.*n.field) m.set(n.key, GgufValue::f32(static_cast<float>(*(stored.*n.field))));
   if (c.top_k) m.set("general.sampling.top_k", GgufValue::u32(static_cast<std::uint32_t>(*c.top_k)));
-  if (const std::string text = c.to_json(); !text.empty()) m.set(kConfigJson, GgufValue::string(text));
+  if (const std::string text = c.to_json(); !text.empty()) m.set(kGenerationJson, GgufValue::string(text));
 }
 
 void put_end_tokens(const std::vector<Index>& ids, const std::optional<Tokenizer>& tokenizer, GgufMetadata& m) {
@@ -190,7 +191,8 @@ void put_end_tokens(const std::vector<Index>& ids, const std::optional<Tokenizer
 
 GenerationConfig generation_config_from_gguf(const GgufMetadata& m, const ModelConfig& config) {
   GenerationConfig c;
-  if (m.contains(kConfigJson)) c = GenerationConfig::from_json(m.text(kConfigJson), m.where() + ": " + kConfigJson);
+  if (m.contains(kGenerationJson))
+    c = GenerationConfig::from_json(m.text(kGenerationJson), m.where() + ": " + kGenerationJson);
   // Where the file was edited, or has nothing else, the format's own keys count.
   const GenerationConfig stored = as_stored(c);
   for (const Number& n : numbers()) {

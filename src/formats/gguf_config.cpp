@@ -17,7 +17,7 @@ using io::GgufMetadata;
 using io::GgufValue;
 
 constexpr std::string_view kArchitecture = "deepseek";
-constexpr std::string_view kConfigJson = "dsmoe.config_json";
+constexpr std::string_view kModelJson = "dsmoe.config_json";
 
 std::string key(std::string_view name) { return fmt::format("{}.{}", kArchitecture, name); }
 
@@ -234,7 +234,7 @@ io::GgufMetadata gguf_metadata(const ModelConfig& c, const std::string& name) {
   put("expert_shared_count", moe ? c.shared_experts() : 0);
   put("expert_feed_forward_length", moe ? c.moe_intermediate_size : 0);
   real("expert_weights_scale", c.routed_scaling_factor);
-  m.set(kConfigJson, GgufValue::string(c.to_json()));
+  m.set(kModelJson, GgufValue::string(c.to_json()));
   return m;
 }
 
@@ -245,8 +245,8 @@ ModelConfig config_from_gguf(const io::GgufFile& file) {
   c.num_key_value_heads.reset();
   c.bos_token_id.reset();
   c.eos_token_id.clear();
-  if (m.contains(kConfigJson))
-    c = ModelConfig::from_json(m.text(kConfigJson), fmt::format("{}: {}", file.path(), kConfigJson));
+  if (m.contains(kModelJson))
+    c = ModelConfig::from_json(m.text(kModelJson), fmt::format("{}: {}", file.path(), kModelJson));
   read_sizes(file, c);
   read_experts(file, c);
   read_gate(file, c);

@@ -7,11 +7,11 @@
 namespace dsmoe::jinja {
 
 void Value::nest(const Value& element) {
-  constexpr int kMaxDepth = 50;
+  constexpr int kMaxNesting = 50;
   if (element.name_space()) fail(ErrorCode::kUnsupported, "chat template: a namespace in a list or dict is not supported");
   depth_ = std::max(depth_, element.depth_ + 1);
-  if (depth_ > kMaxDepth)
-    fail(ErrorCode::kUnsupported, "chat template: lists more than {} deep are not supported", kMaxDepth);
+  if (depth_ > kMaxNesting)
+    fail(ErrorCode::kUnsupported, "chat template: lists more than {} deep are not supported", kMaxNesting);
 }
 
 Value::Value(List value) {

@@ -13,7 +13,7 @@ namespace dsmoe::train {
 namespace {
 
 constexpr const char* kTensors = "optimizer.safetensors";
-constexpr const char* kStep = "step.json";
+constexpr const char* kStepFile = "step.json";
 
 }  // namespace
 
@@ -35,7 +35,7 @@ void Trainer::save(const std::filesystem::path& folder) const {
   each_state([&](const std::string& name, const TensorView& v) { writer.write(name, v.dense()); });
   writer.finish();
   const nlohmann::ordered_json state = {{"format", 1}, {"steps_done", step_}};
-  io::write_file_atomically(trainer / kStep, state.dump(2) + "\n");
+  io::write_file_atomically(trainer / kStepFile, state.dump(2) + "\n");
 }
 
 void Trainer::load_state(const std::filesystem::path& folder) {
@@ -57,7 +57,7 @@ void Trainer::load_state(const std::filesystem::path& folder) {
     fail(ErrorCode::kFormat, "{} has {} tensors, expected {}; was the run started with another dtype, freeze or lora-rank?",
          file.path(), file.names().size(), expected);
   file.map()->check();
-  const std::string where = (trainer / kStep).string();
+  const std::string where = (trainer / kStepFile).string();
   const json_read::Json state = io::read_json(where);
   step_ = json_read::get<Index>(state, "steps_done", where);
   if (const auto format = json_read::get<Index>(state, "format", where); format != 1 || step_ < 0)

@@ -15,8 +15,6 @@ namespace {
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-const std::string kTokenizer = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
-
 class GgufCommands : public ::testing::Test {
  protected:
   void SetUp() override { write_config("config.json", Json::object()); }

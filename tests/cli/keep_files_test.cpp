@@ -14,7 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kTokenizer = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
 const std::string kConfig = R"({"model_type": "deepseek", "vocab_size": 102400, "hidden_size": 8, "intermediate_size": 16,
   "moe_intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
   "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1,

@@ -14,8 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kTokenizer = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
-
 // Files of this process and of the programs it starts end here, as on a full disk.
 class FileLimit {
  public:

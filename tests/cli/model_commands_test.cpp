@@ -14,8 +14,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::string kTokenizer = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
-
 // A folder of its own for each test, gone afterwards.
 class ModelCommands : public ::testing::Test {
  protected:

@@ -15,6 +15,8 @@
 
 namespace dsmoe::testing {
 
+inline const std::string kTokenizer = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
+
 struct ProgramResult {
   int status = -1;  // exit status, or 128 + the signal that ended it
   std::string out;

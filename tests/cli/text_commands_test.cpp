@@ -14,7 +14,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::string kTokenizer = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
 constexpr int kEos = 100001;
 
 class TextCommands : public ::testing::Test {

@@ -9,7 +9,7 @@
 namespace dsmoe {
 namespace {
 
-ModelConfig small() {
+ModelConfig gated() {
   ModelConfig c;
   c.vocab_size = 50, c.hidden_size = 32, c.intermediate_size = 48, c.moe_intermediate_size = 16;
   c.num_hidden_layers = 2, c.num_attention_heads = 2, c.num_key_value_heads = 1, c.first_k_dense_replace = 1;
@@ -43,7 +43,7 @@ struct Ran {
 };
 
 TEST(GateFields, EachChangesTheModelAndAgreesWithTheReference) {
-  std::vector<ModelConfig> variants(7, small());
+  std::vector<ModelConfig> variants(7, gated());
   variants[1].routed_scaling_factor = 2.5;
   variants[2].scoring_func = "sigmoid";
   variants[3].norm_topk_prob = true;
@@ -61,7 +61,7 @@ TEST(GateFields, EachChangesTheModelAndAgreesWithTheReference) {
 
 // Powers of two change no rounding: scaled weights are scaled experts, bit by bit.
 TEST(GateFields, ScalingTheGateIsScalingTheExperts) {
-  ModelConfig c = small();
+  ModelConfig c = gated();
   Context ctx(1);
   ModelWeights larger = weights_of(c, ctx);
   for (const Parameter& p : parameter_list(c)) {
@@ -76,7 +76,7 @@ TEST(GateFields, ScalingTheGateIsScalingTheExperts) {
 }
 
 TEST(GateFields, AGroupLimitsTheChoice) {
-  ModelConfig c = small();
+  ModelConfig c = gated();
   const auto groups_of_tokens = [&](Index size) {
     Index most = 0;
     const Ran run(c);
@@ -94,7 +94,7 @@ TEST(GateFields, AGroupLimitsTheChoice) {
 }
 
 TEST(GateFields, SigmoidScoresAndNormalisedWeights) {
-  ModelConfig c = small();
+  ModelConfig c = gated();
   c.scoring_func = "sigmoid", c.norm_topk_prob = true, c.routed_scaling_factor = 2.5;
   const Ran run(c);
   for (Index t = 0; t < run.routing.weights.dim(0); ++t) {

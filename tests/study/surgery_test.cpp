@@ -14,7 +14,7 @@ namespace {
 
 using dsmoe::testing::throws_error;
 
-const std::vector<std::int32_t> kText = {3, 9, 27, 31, 4, 12, 36, 8, 24, 7, 7, 20, 1, 0, 44};
+const std::vector<std::int32_t> kSequence = {3, 9, 27, 31, 4, 12, 36, 8, 24, 7, 7, 20, 1, 0, 44};
 
 ModelConfig dense_config() {
   ModelConfig c = small_config();
@@ -33,7 +33,7 @@ Tensor logits(const ModelConfig& config, const ModelWeights& weights, Index* rou
   const RoutingProbe probe = [&](Index, const Routing& r) {
     if (routed) *routed += r.experts.dim(0);
   };
-  return test::logits_of(ctx, model, kText, static_cast<Index>(kText.size()), DType::kF32, {.routing = probe});
+  return test::logits_of(ctx, model, kSequence, static_cast<Index>(kSequence.size()), DType::kF32, {.routing = probe});
 }
 
 TEST(Upcycle, TheOutputIsThatOfTheDenseModel) {
@@ -52,7 +52,7 @@ TEST(Upcycle, TheOutputIsThatOfTheDenseModel) {
       EXPECT_EQ(moe.config.routed_experts(), o.copies * (o.slices - o.shared));
       Index routed = 0;
       const Tensor got = logits(moe.config, moe.weights(), &routed);
-      EXPECT_EQ(routed, static_cast<Index>(kText.size()) * (3 - o.keep_dense));
+      EXPECT_EQ(routed, static_cast<Index>(kSequence.size()) * (3 - o.keep_dense));
       // Through three layers, each with other orders of the same sums.
       EXPECT_TRUE(test::close(got, want, 10 * test::limit(DType::kF32, 48)))
           << o.copies << " " << o.slices << " " << o.shared;
