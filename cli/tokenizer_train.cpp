@@ -28,7 +28,7 @@ struct TokenizerTrainFlags {
   bool force = false, json = false;
 };
 
-std::filesystem::path folder_of(const std::filesystem::path& out) {
+std::filesystem::path target_folder(const std::filesystem::path& out) {
   if (out.extension() != ".json") return out;
   return out.has_parent_path() ? out.parent_path() : ".";
 }
@@ -37,7 +37,7 @@ std::filesystem::path folder_of(const std::filesystem::path& out) {
 void check_output(const std::filesystem::path& out, bool force) {
   const std::string own = out.extension() == ".json" ? out.filename().string() : "tokenizer.json";
   for (const std::string& name : {own, std::string("tokenizer_config.json"), std::string("chat_template.jinja")})
-    check_not_there(folder_of(out) / name, force);
+    check_not_there(target_folder(out) / name, force);
 }
 
 // To OUT itself when it is named like a file, with tokenizer_config.json beside it; otherwise into the folder OUT.
@@ -46,7 +46,7 @@ std::filesystem::path save(const Tokenizer& tokenizer, const std::filesystem::pa
     tokenizer.save(out);
     return out / "tokenizer.json";
   }
-  const std::filesystem::path folder = folder_of(out);
+  const std::filesystem::path folder = target_folder(out);
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) fail(ErrorCode::kIo, "{}: cannot be created: {}", folder.string(), error.message());
