@@ -31,7 +31,8 @@ void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& 
 void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const RopeAngles& angles, const Slices& slices,
                       Tensor& k_cache, Tensor& v_cache);
 
-// The projections of new tokens x [T, K] by q, k, v [heads * head_dim, K], and then that. Returns q, in the dtype of x.
+// Projects new tokens x [T, K] with the weights [heads * head_dim, K] of q, k and v, then rotate_and_store(). Returns q, in
+// the dtype of x.
 struct QkvWeights {
   const Tensor &q, &k, &v;
 };

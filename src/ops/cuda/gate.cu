@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kWarps * 32, kTokens == 8 ? 1 : 2) gate_kernel
   const int warp = threadIdx.x / 32;
   for (int t = warp; t < kTokens && token0 + t < args.tokens; t += kWarps)
     choose(args.rule, args.bias, args.out, token0 + t, scores + t * experts, choices + warp * (experts + args.rule.groups),
-           true, [&](int, int pick) { atomicAdd(&histogram[pick], 1); });
+           [&](int, int pick) { atomicAdd(&histogram[pick], 1); });
   __syncthreads();
   for (int i = threadIdx.x; i < experts; i += blockDim.x)
     args.counts[static_cast<std::size_t>(blockIdx.x) * experts + i] = histogram[i];

@@ -106,12 +106,10 @@ __device__ void prefetch_gate(const Args& args, int block) {
 }
 
 // The parts of a plan that inference needs, of up to 32 pairs of a token and an expert, by one warp: a lane has a pair.
-// `ids` null: stores nothing.
 __device__ void plan_fewest(const Args& args, const std::int32_t* ids) {
   const int lane = threadIdx.x % 32, experts = args.rule.experts, chosen = args.rule.chosen;
   const int pairs = args.tokens * chosen, first = args.shared * args.tokens;
-  const bool real = ids != nullptr;
-  const int mine = lane < pairs ? (real ? ids[lane] : lane) : INT32_MAX;
+  const int mine = lane < pairs ? ids[lane] : INT32_MAX;
   const unsigned alike = __match_any_sync(~0u, mine);
   const bool leads = lane < pairs && __ffs(static_cast<int>(alike)) - 1 == lane;
   const unsigned leaders = __ballot_sync(~0u, leads);
@@ -122,23 +120,23 @@ __device__ void plan_fewest(const Args& args, const std::int32_t* ids) {
     row += other < mine || (other == mine && i < lane);
     tile += other < mine && (leaders >> i & 1);
   }
-  if (real && lane < pairs) {
+  if (lane < pairs) {
     args.plan.token[row] = lane / chosen;
     args.plan.slot_row[lane] = row;
   }
-  if (real && leads) split_tiles(args.plan.tiles + tile, 1, args.shared + mine, row, __popc(alike), 0);
+  if (leads) split_tiles(args.plan.tiles + tile, 1, args.shared + mine, row, __popc(alike), 0);
 #pragma unroll 1
   for (int e0 = 0; e0 < experts; e0 += 32) {
     int offset = first;
 #pragma unroll 1
     for (int i = 0; i < pairs; ++i) offset += __shfl_sync(~0u, mine, i) < e0 + lane;
-    if (real && e0 + lane < experts) args.plan.offset[args.shared + e0 + lane] = offset;
+    if (e0 + lane < experts) args.plan.offset[args.shared + e0 + lane] = offset;
   }
-  if (real && lane == 0) {
+  if (lane == 0) {
     args.plan.offset[args.shared + experts] = first + pairs;
     *args.plan.tile_count = __popc(leaders);
   }
-  for (int i = lane; real && i < first; i += 32) {
+  for (int i = lane; i < first; i += 32) {
     if (i % args.tokens == 0) args.plan.offset[i / args.tokens] = i;
     args.plan.token[i] = i % args.tokens;
   }
@@ -205,40 +203,32 @@ __global__ void __cluster_dims__(kGateParts, 1, 1) __launch_bounds__(kWarps * 32
   ahead.load(args, Part(args, block), warp % ((experts + 15) / 16) * 16, Part(args, block).first);
   if (per_block > 1 || experts > kWarps * 16) prefetch_gate(args, block);
   cluster.sync();  // all blocks are there, and can be written to
-  // For few tokens the choice is rehearsed before the kernel ahead has ended, on any numbers and without storing anything:
-  // it is a long way through instructions that no cache has, and takes half the time when it comes to it.
-  const bool fewest = args.tokens * chosen <= 32;
+  ptx::wait_for_previous_kernel();
+  ptx::let_next_kernel_start();
+  partial_logits(args, cluster, ahead, parts);
+  cluster.sync();
+  std::int32_t* all_ids = cluster.map_shared_rank(ids, 0);
+  for (int t = block + kGateParts * warp; t < args.tokens; t += kGateParts * kWarps) {
 #pragma unroll 1
-  for (int turn = fewest ? 0 : 1; turn < 2; ++turn) {
-    const bool real = turn == 1;
-    if (real) {
-      ptx::wait_for_previous_kernel();
-      ptx::let_next_kernel_start();
-      partial_logits(args, cluster, ahead, parts);
-      cluster.sync();
-    }
-    std::int32_t* all_ids = cluster.map_shared_rank(ids, 0);
-    for (int t = block + kGateParts * warp; t < args.tokens; t += kGateParts * kWarps) {
-#pragma unroll 1
-      for (int e = lane; e < experts; e += 32) {
-        float v[kGateParts];
+    for (int e = lane; e < experts; e += 32) {
+      float v[kGateParts];
 #pragma unroll
-        for (int i = 0; i < kGateParts; ++i)
-          v[i] = real ? parts[(i * per_block + t / kGateParts) * experts + e] : static_cast<float>(e);
+      for (int i = 0; i < kGateParts; ++i) v[i] = parts[(i * per_block + t / kGateParts) * experts + e];
 #pragma unroll
-        for (int i = 1; i < kGateParts; ++i) v[0] += v[i];
-        scratch[e] = v[0];
-      }
-      __syncwarp();
-      choose(args.rule, args.bias, args.out, t, scratch, scratch + experts, real, [&](int k, int pick) {
-        if (real) all_ids[t * chosen + k] = pick;
-      });
+      for (int i = 1; i < kGateParts; ++i) v[0] += v[i];
+      scratch[e] = v[0];
     }
-    if (real && args.tokens > 1) cluster.sync();
     __syncwarp();
-    if (block == 0 && fewest && warp == 0) plan_fewest(args, real ? ids : nullptr);
+    choose(args.rule, args.bias, args.out, t, scratch, scratch + experts,
+           [&](int k, int pick) { all_ids[t * chosen + k] = pick; });
   }
-  if (block == 0 && !fewest) plan_few(args, ids, chosen_by, first_row);
+  if (args.tokens > 1) cluster.sync();  // of one token, the warp that chose makes the plan
+  __syncwarp();
+  if (block != 0) return;
+  if (args.tokens * chosen > 32)
+    plan_few(args, ids, chosen_by, first_row);
+  else if (warp == 0)
+    plan_fewest(args, ids);
 }
 
 int smem_bytes(const MoeConfig& c, Index tokens) {

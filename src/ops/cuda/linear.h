@@ -27,8 +27,7 @@ namespace hopper {
 inline constexpr int kMostProjections = 3;
 void linear(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> matrices, DType y_dtype,
             cudaStream_t stream);
-// The same bits for at most kTinyTile rows. `coming`: memory that is read soon, which it has brought into the device's
-// cache.
+// The same bits for at most kTinyTile rows, which linear() does not take.
 void linear_few(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> matrices, DType y_dtype,
                 cudaStream_t stream);
 // q, k and v of up to kTinyTile new tokens, of which q is turned, and k is turned and stored in the cache, v stored. The

@@ -1,5 +1,5 @@
-// From one token's logits to its K experts, by one warp. Loops over experts take two turns as a rule: unrolled, they would
-// only be more instructions to fetch, which is what the time of one token goes into.
+// From one token's logits to its K experts, by one warp. Loops over experts take two turns as a rule; unrolled, they would
+// only be more instructions.
 #pragma once
 
 #include <cstdint>
@@ -128,20 +128,20 @@ __device__ inline void keep_best_groups(const RoutingRule& rule, float* choice, 
 }
 
 // One token by one warp: scores[E] (logits on entry), its K experts and their weights. choice is scratch of E + groups
-// floats; on_pick(k, expert) is called by lane 0. `real` false: for the way through it alone; nothing is stored in `out`.
+// floats; on_pick(k, expert) is called by lane 0.
 template <class OnPick>
 __device__ inline void choose(const RoutingRule& rule, const float* bias, const ChosenView& out, int token, float* scores,
-                              float* choice, bool real, OnPick&& on_pick) {
+                              float* choice, OnPick&& on_pick) {
   const int lane = threadIdx.x % 32;
   bool finite = to_scores(rule, scores);
 #pragma unroll 1
   for (int i = lane; i < rule.experts; i += 32) {
-    if (real) out.scores[static_cast<std::size_t>(token) * rule.experts + i] = scores[i];
+    out.scores[static_cast<std::size_t>(token) * rule.experts + i] = scores[i];
     choice[i] = bias ? scores[i] + bias[i] : scores[i];
     finite = finite && isfinite(choice[i]);
   }
   finite = __all_sync(~0u, finite);
-  if (real && !finite && lane == 0) atomicMin(out.fault_word, out.fault | static_cast<unsigned>(token));
+  if (!finite && lane == 0) atomicMin(out.fault_word, out.fault | static_cast<unsigned>(token));
   __syncwarp();
   if (rule.groups > 1) keep_best_groups(rule, choice, choice + rule.experts);
   float sum = 0.0f, mine = 0.0f, mine_high = 0.0f;  // this lane's weights: ranks lane and lane + 32
@@ -157,7 +157,7 @@ __device__ inline void choose(const RoutingRule& rule, const float* bias, const 
     __syncwarp();
     if (lane == 0) {
       choice[pick] = -INFINITY;
-      if (real) out.experts[static_cast<std::size_t>(token) * rule.chosen + k] = pick;
+      out.experts[static_cast<std::size_t>(token) * rule.chosen + k] = pick;
       on_pick(k, pick);
     }
     __syncwarp();
@@ -167,8 +167,8 @@ __device__ inline void choose(const RoutingRule& rule, const float* bias, const 
   }
   const float divisor = rule.normalise && rule.chosen > 1 ? sum + 1e-20f : 1.0f;
   float* weights = out.weights + static_cast<std::size_t>(token) * rule.chosen;
-  if (real && lane < rule.chosen) weights[lane] = mine / divisor * rule.scale;
-  if (real && lane + 32 < rule.chosen) weights[lane + 32] = mine_high / divisor * rule.scale;
+  if (lane < rule.chosen) weights[lane] = mine / divisor * rule.scale;
+  if (lane + 32 < rule.chosen) weights[lane + 32] = mine_high / divisor * rule.scale;
 }
 
 // `count` rows of an expert over `tiles` tiles: an even split wastes less than full tiles and a remainder, and all but the

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/gpu_test.h"
+#include "cuda/ops/projections.h"
 #include "support/random_tensor.h"
 #include "support/tolerance.h"
 
@@ -67,19 +68,13 @@ TEST_F(CudaLinear, ARowHasItsBitsInAnyBatch) {
 
 TEST_F(CudaLinear, SeveralAtOnceAreTheSame) {
   const Tensor x = ctx().place(random_tensor(DType::kBF16, {40, 256}, 5));
-  std::vector<Tensor> w, alone, together;
+  std::vector<Tensor> w;
+  std::vector<DType> y_dtypes;
   for (const Index n : {256, 72, 520, 8, 64}) {
     w.push_back(ctx().place(random_tensor(DType::kBF16, {n, 256}, 6)));
-    alone.push_back(ctx().empty(n == 520 ? DType::kF32 : DType::kBF16, {40, n}));
-    together.push_back(ctx().empty(alone.back().dtype(), {40, n}));
+    y_dtypes.push_back(n == 520 ? DType::kF32 : DType::kBF16);
   }
-  std::vector<ops::Projection> all;
-  for (std::size_t i = 0; i < w.size(); ++i) {
-    ops::linear(ctx(), x, w[i], alone[i]);
-    all.push_back({&w[i], &together[i]});
-  }
-  ops::linear(ctx(), x, all);
-  for (std::size_t i = 0; i < w.size(); ++i) EXPECT_TRUE(same_bits(ctx().fetch(together[i]), ctx().fetch(alone[i]))) << i;
+  expect_same_together(ctx(), x, w, y_dtypes);
 }
 
 }  // namespace

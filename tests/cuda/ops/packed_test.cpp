@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/gpu_test.h"
+#include "cuda/ops/projections.h"
 #include "ops/embedding.h"
 #include "ops/experts.h"
 #include "ops/linear.h"
@@ -95,25 +96,17 @@ TEST_F(CudaPacked, LinearHasTheBitsOfUnpackedWeights) {
 
 TEST_F(CudaPacked, SeveralMatricesOfSeveralTypesAtOnce) {
   for (const Index t : {1, 5, 40}) {
-    const Tensor x = ctx().place(random_tensor(DType::kBF16, {t, 512}, 7));
-    std::vector<Tensor> w, alone, together;
+    std::vector<Tensor> w;
+    std::vector<DType> y_dtypes;
     Index n = 8;
     for (const DType dtype : kTypes) {
       w.push_back(packed(random_weights(dtype, {n, 512}, 8)));
-      alone.push_back(ctx().empty(n % 3 == 0 ? DType::kF32 : DType::kBF16, {t, n}));
-      together.push_back(ctx().empty(alone.back().dtype(), {t, n}));
+      y_dtypes.push_back(n % 3 == 0 ? DType::kF32 : DType::kBF16);
       n += 88;
     }
     w.push_back(ctx().place(random_tensor(DType::kBF16, {64, 512}, 9)));  // a plain one among them
-    alone.push_back(ctx().empty(DType::kF32, {t, 64}));
-    together.push_back(ctx().empty(DType::kF32, {t, 64}));
-    std::vector<ops::Projection> all;
-    for (std::size_t i = 0; i < w.size(); ++i) {
-      ops::linear(ctx(), x, w[i], alone[i]);
-      all.push_back({&w[i], &together[i]});
-    }
-    ops::linear(ctx(), x, all);
-    for (std::size_t i = 0; i < w.size(); ++i) EXPECT_TRUE(same_bits(ctx().fetch(together[i]), ctx().fetch(alone[i]))) << i;
+    y_dtypes.push_back(DType::kF32);
+    expect_same_together(ctx(), ctx().place(random_tensor(DType::kBF16, {t, 512}, 7)), w, y_dtypes);
   }
 }
 
