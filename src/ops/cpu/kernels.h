@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "ops/cpu/masked.h"
+
 namespace dsmoe::cpu {
 
 using Index = std::int64_t;

@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/masked.h"
 
 namespace dsmoe::cpu {
 

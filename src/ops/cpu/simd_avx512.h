@@ -19,9 +19,9 @@ struct Simd {
   static V zero() { return _mm512_setzero_ps(); }
   static V set(float x) { return _mm512_set1_ps(x); }
   static V load(const void* p) { return _mm512_loadu_ps(p); }
-  static V load_n(const void* p, int n) { return _mm512_maskz_loadu_ps(mask(n), p); }
+  DSMOE_MASKED static V load_n(const void* p, int n) { return _mm512_maskz_loadu_ps(mask(n), p); }
   static void store(void* p, V v) { _mm512_storeu_ps(p, v); }
-  static void store_n(void* p, V v, int n) { _mm512_mask_storeu_ps(p, mask(n), v); }
+  DSMOE_MASKED static void store_n(void* p, V v, int n) { _mm512_mask_storeu_ps(p, mask(n), v); }
   static V broadcast(const std::uint32_t* p) { return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(*p))); }
 
   static V add(V a, V b) { return _mm512_add_ps(a, b); }
@@ -45,15 +45,15 @@ struct Simd {
   }
 
   // bf16 elements a[i] and b[i] as the low and high half of unit i; b may be null for zero.
-  static V load_pairs(const std::uint16_t* a, const std::uint16_t* b, int n) {
+  DSMOE_MASKED static V load_pairs(const std::uint16_t* a, const std::uint16_t* b, int n) {
     const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask(n), a));
     const __m512i high = b ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask(n), b)) : _mm512_setzero_si512();
     return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
   }
-  static V load_bf16(const std::uint16_t* p, int n) {
+  DSMOE_MASKED static V load_bf16(const std::uint16_t* p, int n) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask(n), p)), 16));
   }
-  static void store_bf16(std::uint16_t* p, V v, int n) {
+  DSMOE_MASKED static void store_bf16(std::uint16_t* p, V v, int n) {
     const __m512i u = _mm512_castps_si512(v);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
     __m512i r = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd), 16);
