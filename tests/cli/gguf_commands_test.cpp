@@ -20,7 +20,7 @@ class GgufCommands : public ::testing::Test {
   void SetUp() override { write_config("config.json", Json::object()); }
 
   void write_config(const char* name, const Json& changes) const {
-    Json config = {{"model_type", "deepseek"},      {"vocab_size", 102400},        {"hidden_size", 32},
+    Json config = {{"model_type", "deepseek"},      {"vocab_size", kSmallVocab},   {"hidden_size", 32},
                    {"intermediate_size", 64},       {"moe_intermediate_size", 32}, {"num_hidden_layers", 2},
                    {"num_attention_heads", 2},      {"num_key_value_heads", 1},    {"n_routed_experts", 4},
                    {"num_experts_per_tok", 2},      {"n_shared_experts", 1},       {"first_k_dense_replace", 1},
@@ -35,7 +35,7 @@ class GgufCommands : public ::testing::Test {
     return r;
   }
   std::string model(const char* type = "f32") const {
-    ok({"init", "--config", path("config.json"), "--seed", "3", "--dtype", type, "--tokenizer", kTokenizer, "-o",
+    ok({"init", "--config", path("config.json"), "--seed", "3", "--dtype", type, "--tokenizer", kSmallTokenizer, "-o",
         path("model")});
     return path("model");
   }

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kConfig = R"({"model_type": "deepseek", "vocab_size": 102400, "hidden_size": 8, "intermediate_size": 16,
+const std::string kConfig = R"({"model_type": "deepseek", "vocab_size": 1024, "hidden_size": 8, "intermediate_size": 16,
   "moe_intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
   "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1,
   "max_position_embeddings": 64})";
@@ -63,7 +63,7 @@ TEST_F(KeepFiles, OneFileOfAModelIsEnoughToAskForForce) {
 }
 
 TEST_F(KeepFiles, ForceLeavesNothingOfTheOldModelAndAllOfOthers) {
-  make("model", {"--tokenizer", kTokenizer, "--shard-size", "0.0005"});
+  make("model", {"--tokenizer", kSmallTokenizer, "--shard-size", "0.00001"});
   for (const char* name : {"notes.txt", "vocab.json", "model-of-mine.safetensors"})
     write_bytes(dir_ / "model" / name, "mine");
   write_bytes(dir_ / "model/chat_template.jinja", "old");
@@ -76,10 +76,10 @@ TEST_F(KeepFiles, ForceLeavesNothingOfTheOldModelAndAllOfOthers) {
                                           "model.safetensors", "notes.txt", "sub", "vocab.json"}));
   EXPECT_EQ(run_program({"generate", "-m", path("model"), "--ids", "1", "-n", "1"}).status, 0);
   // In place, with the tokenizer that it has.
-  make("model", {"--tokenizer", kTokenizer, "--force"});
+  make("model", {"--tokenizer", kSmallTokenizer, "--force"});
   const ProgramResult converted = run_program({"convert", path("model"), "-o", path("model"), "--type", "f32", "--force"});
   EXPECT_EQ(converted.status, 0) << converted.err;
-  EXPECT_EQ(read_bytes(dir_ / "model/tokenizer.json"), read_bytes(kTokenizer + "/tokenizer.json"));
+  EXPECT_EQ(read_bytes(dir_ / "model/tokenizer.json"), read_bytes(kSmallTokenizer + "/tokenizer.json"));
   EXPECT_EQ(read_bytes(dir_ / "model/notes.txt"), "mine");
 }
 

@@ -18,17 +18,17 @@ using Json = nlohmann::json;
 class ModelCommands : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::ofstream(folder_ / "config.json") << R"({"model_type": "deepseek", "vocab_size": 102400, "hidden_size": 16,
+    std::ofstream(folder_ / "config.json") << R"({"model_type": "deepseek", "vocab_size": 1024, "hidden_size": 16,
       "intermediate_size": 32, "moe_intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
       "num_key_value_heads": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
       "first_k_dense_replace": 1, "max_position_embeddings": 64, "_my_own_field": [1, 2]})";
   }
 
   std::string path(const char* name) const { return (folder_ / name).string(); }
-  // A model with the real tokenizer.
+  // A model with a tokenizer like the real one.
   std::string model() const {
     const ProgramResult made = run_program({"init", "--config", path("config.json"), "--seed", "3", "--dtype", "f32",
-                                            "--tokenizer", kTokenizer, "-o", path("model")});
+                                            "--tokenizer", kSmallTokenizer, "-o", path("model")});
     EXPECT_EQ(made.status, 0) << made.err;
     return path("model");
   }
@@ -62,7 +62,7 @@ TEST_F(ModelCommands, TheSameSeedGivesTheSameFileInAnyNumberOfShards) {
   };
   const auto ids = [](const std::string& text) { return Json::parse(text)["ids"]; };
   const Json one = ids(make("a", "1", "5", "1"));
-  EXPECT_EQ(ids(make("b", "1", "0.001", "2")), one);
+  EXPECT_EQ(ids(make("b", "1", "0.00001", "2")), one);
   EXPECT_TRUE(std::filesystem::exists(path("b") + "/model.safetensors.index.json"));
   EXPECT_NE(ids(make("c", "2", "5", "1")), one);
 }
@@ -79,7 +79,7 @@ TEST_F(ModelCommands, GenerateFromTextFileStandardInputAndIds) {
     return Json::parse(o.out);
   };
   const Json text = generate({"-p", "Who are you?"});
-  EXPECT_EQ(text["prompt_ids"].front(), 100000) << "begins with the bos token";
+  EXPECT_EQ(text["prompt_ids"].front(), kSmallBos) << "begins with the bos token";
   EXPECT_EQ(text["ids"].size(), 5u);
   EXPECT_EQ(text["finish"], "length");
   EXPECT_EQ(generate({"-f", path("prompt.txt")})["ids"], text["ids"]);
@@ -121,8 +121,8 @@ TEST_F(ModelCommands, EvalOfIdsWithLogitsAgreesWithItself) {
   ASSERT_EQ(o.status, 0) << o.err;
   const Json j = Json::parse(o.out);
   EXPECT_EQ(j["predicted_tokens"], 10);
-  EXPECT_NEAR(j["loss"].get<double>(), std::log(102400.0), 0.5) << "random weights know nothing";
-  EXPECT_EQ(std::filesystem::file_size(path("out.safetensors")) / (2 * 6 * 102400 * 4), 1u);
+  EXPECT_NEAR(j["loss"].get<double>(), std::log(double{kSmallVocab}), 0.5) << "random weights know nothing";
+  EXPECT_EQ(std::filesystem::file_size(path("out.safetensors")) / (2 * 6 * kSmallVocab * 4), 1u);
 
   std::ofstream(path("uneven.ids")) << "1 2 3\n4 5\n";
   EXPECT_EQ(run_program({"eval", "-m", m, "--data", path("uneven.ids")}).status, 0);

@@ -16,6 +16,9 @@
 namespace dsmoe::testing {
 
 inline const std::string kTokenizer = DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm";
+// The first tokens of that one, which takes seconds to load with sanitizers. Models that have it are of kSmallVocab tokens.
+inline const std::string kSmallTokenizer = DSMOE_TEST_DATA "/cli/data/tokenizer";
+inline constexpr int kSmallVocab = 1024, kSmallBos = 1000, kSmallEos = 1001;
 
 struct ProgramResult {
   int status = -1;  // exit status, or 128 + the signal that ended it

@@ -14,17 +14,15 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kEos = 100001;
-
 class TextCommands : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::ofstream(folder_ / "config.json") << R"({"model_type": "deepseek", "vocab_size": 102400, "hidden_size": 16,
+    std::ofstream(folder_ / "config.json") << R"({"model_type": "deepseek", "vocab_size": 1024, "hidden_size": 16,
       "intermediate_size": 32, "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
       "num_key_value_heads": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
       "first_k_dense_replace": 1, "max_position_embeddings": 64})";
-    ok(run_program({"init", "--config", path("config.json"), "--seed", "3", "--dtype", "f32", "--tokenizer", kTokenizer,
-                    "-o", model_}));
+    ok(run_program({"init", "--config", path("config.json"), "--seed", "3", "--dtype", "f32", "--tokenizer",
+                    kSmallTokenizer, "-o", model_}));
   }
   std::string path(const char* name) const { return (folder_ / name).string(); }
   static ProgramResult ok(ProgramResult r) {
@@ -55,11 +53,11 @@ TEST_F(TextCommands, AFullChatGoesOn) {
 }
 
 TEST_F(TextCommands, NeitherPromptsNorWindowsGetEos) {
-  Json config = Json::parse(read_bytes(kTokenizer + "/tokenizer_config.json"));
+  Json config = Json::parse(read_bytes(kSmallTokenizer + "/tokenizer_config.json"));
   config["add_eos_token"] = true;
   std::ofstream(model_ + "/tokenizer_config.json") << config.dump();
   const Json tokenized = ok(run_program({"tokenize", "-m", model_, "-p", "Hello there", "--json"})).json();
-  ASSERT_EQ(tokenized["ids"].back(), kEos) << "this tokenizer puts eos behind a text";
+  ASSERT_EQ(tokenized["ids"].back(), kSmallEos) << "this tokenizer puts eos behind a text";
   const Json prompt = generate({})["prompt_ids"];
   EXPECT_EQ(prompt, Json(std::vector<int>(tokenized["ids"].begin(), tokenized["ids"].end() - 1)));
   std::ofstream(path("a.txt")) << "Hello there <｜end▁of▁sentence｜>";

@@ -67,13 +67,13 @@ class Running {
 TEST(TruncatedModel, EndsWithAnErrorThatNamesTheFile) {
   const TempFolder folder;
   const auto path = [&](const char* name) { return (folder / name).string(); };
-  std::ofstream(folder / "config.json") << R"({"model_type": "deepseek", "vocab_size": 102400, "hidden_size": 16,
+  std::ofstream(folder / "config.json") << R"({"model_type": "deepseek", "vocab_size": 1024, "hidden_size": 16,
     "intermediate_size": 32, "moe_intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
     "first_k_dense_replace": 1, "max_position_embeddings": 512})";
   std::ofstream(folder / "template.jinja") << "{% for m in messages %}{{ m['content'] }}\n{% endfor %}";
-  ASSERT_EQ(run_program({"init", "--config", path("config.json"), "--dtype", "f32", "--tokenizer",
-                         DSMOE_TEST_DATA "/tokenizer/data/deepseek-llm", "-o", path("model")})
+  ASSERT_EQ(run_program({"init", "--config", path("config.json"), "--dtype", "f32", "--tokenizer", kSmallTokenizer, "-o",
+                         path("model")})
                 .status,
             0);
   const Running chat({"chat", "-m", path("model"), "--chat-template", path("template.jinja"), "--load", "map", "-n", "4",
