@@ -7,6 +7,7 @@
 #include "support/expect_error.h"
 #include "support/expert_tensors.h"
 #include "support/moe_case.h"
+#include "support/sanitized.h"
 #include "support/tolerance.h"
 
 namespace dsmoe {
@@ -56,7 +57,7 @@ void expect_close(const Step& got, const Step& want, const MoeConfig& c) {
 TEST(MoeLayer, CpuAgainstRefOverRandomShapes) {
   Context cpu(2), ref(1, Backend::kRef);
   test::Draw draw(17);
-  for (std::uint64_t round = 0; round < 24; ++round) {
+  for (std::uint64_t round = 0; round < test::rounds(24u); ++round) {
     const DType dtype = round % 2 ? DType::kBF16 : DType::kF32;
     MoeConfig c = moe_config(draw.between(1, 90), draw.between(1, 70), draw.between(1, 40), 1, draw(4));
     c.experts_per_token = draw.between(1, std::min<Index>(c.routed_experts, 8));

@@ -13,6 +13,7 @@
 #include "support/expect_error.h"
 #include "support/finite_differences.h"
 #include "support/random_tensor.h"
+#include "support/sanitized.h"
 #include "support/tolerance.h"
 
 namespace dsmoe {
@@ -90,7 +91,7 @@ AttentionShape random_shape(test::Draw& draw) {
 TEST(OpsAttention, CpuAgainstRef) {
   Context cpu(2), ref(1, Backend::kRef);
   test::Draw draw(51);
-  for (std::uint64_t round = 0; round < 24; ++round) {
+  for (std::uint64_t round = 0; round < test::rounds(24u); ++round) {
     const DType type = round % 2 ? DType::kBF16 : DType::kF32;
     const AttentionShape shape = random_shape(draw);
     const Index tokens = round % 4 < 2 ? draw.between(1, 70) : draw.between(1, 3),
@@ -316,7 +317,7 @@ struct Batch {
 TEST(OpsAttention, ABatchHasTheBitsOfEachSequenceAlone) {
   test::Draw draw(53);
   Context three(3), one(1);
-  for (int round = 0; round < 8; ++round) {
+  for (int round = 0; round < test::rounds(8); ++round) {
     const Batch b(round % 2 ? DType::kBF16 : DType::kF32, random_shape(draw), draw, draw.between(1, 6));
     const auto got = b.forward(round % 3 ? three : one);
     for (std::size_t i = 0; i < b.alone.size(); ++i) {
@@ -333,7 +334,7 @@ TEST(OpsAttention, ABatchHasTheBitsOfEachSequenceAlone) {
 TEST(OpsAttention, ABatchWithTilesInAnyOrderAgainstRef) {
   test::Draw draw(54);
   Context cpu(2), ref(1, Backend::kRef);
-  for (int round = 0; round < 4; ++round) {
+  for (int round = 0; round < test::rounds(4); ++round) {
     const DType type = round % 2 ? DType::kBF16 : DType::kF32;
     const Batch b(type, random_shape(draw), draw, 4);
     const auto got = b.forward(cpu), want = b.forward(ref);

@@ -5,6 +5,7 @@
 
 #include "support/expert_tensors.h"
 #include "support/random_tensor.h"
+#include "support/sanitized.h"
 #include "support/tolerance.h"
 
 namespace dsmoe {
@@ -70,7 +71,7 @@ Results run(Context& ctx, const Case& c, std::uint64_t seed) {
 TEST(OpsExperts, CpuAgainstRef) {
   Context cpu(2), ref(1, Backend::kRef);
   test::Draw draw(3);
-  for (std::uint64_t round = 0; round < 20; ++round) {
+  for (std::uint64_t round = 0; round < test::rounds(20u); ++round) {
     const DType dtype = round % 2 ? DType::kBF16 : DType::kF32;
     const Index tokens = draw.between(1, 40), model = draw.between(1, 150), width = draw.between(1, 150);
     const Case c = random_case(dtype, tokens, model, width, draw.between(1, 9), round % 5 == 0 ? 200 : 25, round);

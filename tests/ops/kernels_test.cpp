@@ -10,6 +10,7 @@
 
 #include "ops/cpu/product.h"
 #include "support/random_tensor.h"
+#include "support/sanitized.h"
 #include "support/tolerance.h"
 
 namespace dsmoe::cpu {
@@ -63,7 +64,7 @@ void check_product(const KernelTable& kt, Index m, Index n, Index k, Lines a_lin
 
 TEST_P(Kernels, ProductsOfAllShapesAndLines) {
   test::Draw draw(5);
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < test::rounds(40); ++round) {
     const Index m = round % 3 == 0 ? draw.between(1, 20) : draw.between(1, 190);
     const Index n = draw.between(1, 270), k = round % 2 == 0 ? draw.between(1, 40) : draw.between(1, 600);
     const Lines a = draw(2) ? Lines::kAlong : Lines::kAcross, b = draw(2) ? Lines::kAlong : Lines::kAcross;

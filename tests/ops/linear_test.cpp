@@ -4,6 +4,7 @@
 
 #include "dsmoe/error.h"
 #include "support/random_tensor.h"
+#include "support/sanitized.h"
 #include "support/tolerance.h"
 
 namespace dsmoe {
@@ -14,7 +15,7 @@ using test::random_tensor;
 TEST(OpsLinear, CpuAgainstRef) {
   Context cpu(2), ref(1, Backend::kRef);
   test::Draw draw(11);
-  for (std::uint64_t round = 0; round < 24; ++round) {
+  for (std::uint64_t round = 0; round < test::rounds(24u); ++round) {
     const DType dtype = round % 2 ? DType::kBF16 : DType::kF32;
     const Index t = draw(round % 3 ? 60 : 4), n = draw.between(1, 300), k = draw.between(1, 300);
     const Tensor x = random_tensor(dtype, {t, k}, round), w = random_tensor(dtype, {n, k}, round + 50);

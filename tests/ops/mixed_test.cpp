@@ -10,6 +10,7 @@
 #include "support/expect_error.h"
 #include "support/expert_tensors.h"
 #include "support/random_tensor.h"
+#include "support/sanitized.h"
 #include "support/tolerance.h"
 
 namespace dsmoe {
@@ -30,7 +31,7 @@ TEST(OpsMixed, LinearCpuAgainstRef) {
   test::Draw draw(31);
   for (const DType dtype : kTypes) {
     const Index unit = block_of(dtype).numbers;
-    for (std::uint64_t round = 0; round < 6; ++round) {
+    for (std::uint64_t round = 0; round < test::rounds(6u); ++round) {
       const Index t = draw(round % 2 ? 40 : 5), n = draw.between(1, 200),
                   k = unit * draw.between(1, unit == 256 ? 3
                                              : unit == 1 ? 300
@@ -162,7 +163,7 @@ Results run(Context& ctx, const Case& c, std::uint64_t seed) {
 
 TEST(OpsMixed, ExpertsCpuAgainstRef) {
   Context cpu(2), ref(1, Backend::kRef);
-  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+  for (std::uint64_t seed = 0; seed < 6; seed += test::kSanitized ? 3 : 1) {
     const Case c = random_case(static_cast<Index>(seed * 3), 7, seed);
     const Results got = run(cpu, c, seed), want = run(ref, c, seed);
     EXPECT_TRUE(test::close(got.h, want.h, 2 * test::limit(DType::kF32, c.weights.model_width())));

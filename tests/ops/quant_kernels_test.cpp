@@ -8,6 +8,7 @@
 
 #include "ops/quantize.h"
 #include "support/random_tensor.h"
+#include "support/sanitized.h"
 #include "support/tolerance.h"
 
 namespace dsmoe::cpu {
@@ -92,7 +93,7 @@ TEST_P(QuantTables, ProductsOfAllShapesAndTypes) {
   test::Draw draw(21);
   for (const DType dtype : kTypes) {
     const Index unit = block_of(dtype).numbers;
-    for (std::uint64_t round = 0; round < 12; ++round) {
+    for (std::uint64_t round = 0; round < test::rounds(12u); ++round) {
       const Index m = draw.between(1, 15), n = draw.between(1, 70), k = unit * draw.between(1, unit == 32 ? 75 : 7);
       const Tensor x = test::random_tensor(DType::kF32, {m, k}, round), w = test::random_weights(dtype, {n, k}, round + 9);
       const Tensor want = expected(dtype, x, w), many = product(dtype, x, w, true), few = product(dtype, x, w, false);
