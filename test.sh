@@ -11,11 +11,11 @@ Usage: ./test.sh [--quick]
 Installs the Debian packages that are missing (with root or sudo), builds, and runs:
   release   the release build (build/release/bin/dsmoe) and its fast tests
   asan      the fast tests with address and undefined-behaviour sanitizers (clang); all code,
-            benchmarks too, compiled with warnings as errors
+            benchmarks too, compiled with warnings as errors (but what only slow tests run)
   fuzz      every reader of foreign bytes, some seconds each, with libFuzzer, in that same build
   tsan      the layer, its ops and the threads with the thread sanitizer (clang)
   cuda      compiles the CUDA code where nvcc is found, and tests it where there is a GPU
-  slow      the slow tests of the release build, among them the installed package
+  slow      the slow tests of the release build, among them the installed package and the longest of the next
   peers     comparisons with Hugging Face tokenizers and safetensors, llama.cpp's gguf, TensorBoard and Jinja, which come
             from PyPI into build/peers; skipped where PyPI cannot be reached
 The exit status is 0 when all of it passed.
@@ -34,10 +34,10 @@ for argument in "$@"; do
   esac
 done
 
-# tests BUILD PRESET: runs the tests of a preset, which are in build/BUILD, and says why when some were skipped.
+# tests BUILD PRESET [OPTION...]: runs the tests of a preset, which are in build/BUILD, and says why when some were skipped.
 tests() {
   local status=0
-  "${RUN[@]}" ctest --preset "$2" --parallel "$(nproc)" || status=$?
+  "${RUN[@]}" ctest --preset "$2" --parallel "$(nproc)" "${@:3}" || status=$?
   { grep -hE 'cannot run here' "build/$1/Testing/Temporary/LastTest.log" || true
     grep -hA1 ': Skipped$' "build/$1/Testing/Temporary/LastTest.log" | grep -vE ': Skipped$|^--$' || true
   } | sort -u | sed 's/^/skipped: /'
@@ -113,8 +113,6 @@ cuda() {
   tests cuda cuda
 }
 
-slow() { tests release slow; }
-
 # peers_installed: the packages of tests/peers/requirements.txt are in build/peers. 2 when nothing can be downloaded.
 peers_installed() {
   local list=tests/peers/requirements.txt venv=build/peers
@@ -130,14 +128,22 @@ peers_installed() {
   cp "$list" "$venv/installed"
 }
 
+# The slow tests and the longest comparisons with peers, which are slow tests too, at the same time.
+slow() {
+  peers_status=0
+  peers_installed || peers_status=$?
+  local python=
+  [[ $peers_status -eq 0 ]] && python=$PWD/build/peers/bin/python
+  DSMOE_PYTHON=$python tests release slow
+}
+
+# The other comparisons.
 peers() {
-  local status=0
-  peers_installed || status=$?
-  if [[ $status -eq 2 ]]; then
+  if [[ $peers_status -eq 2 ]]; then
     note="skipped: PyPI cannot be reached"
     return
   fi
-  [[ $status -eq 0 ]] && DSMOE_PYTHON=$PWD/build/peers/bin/python tests release peers
+  [[ $peers_status -eq 0 ]] && DSMOE_PYTHON=$PWD/build/peers/bin/python tests release peers -LE slow
 }
 
 # step NAME: runs the function of that name and notes how it ended.
