@@ -54,12 +54,16 @@ function(dsmoe_alone)
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
-# dsmoe_folder(NAME SOURCES a.cpp ... DEPENDS core ... PRIVATE_LIBS fmt::fmt ...)
+# dsmoe_folder(NAME [QUICK] SOURCES a.cpp ... DEPENDS core ... PRIVATE_LIBS fmt::fmt ...)
 # The library of src/NAME. It links only the folders that docs/design/layers.md lets it depend on, and each folder's
-# tests link that folder alone, so a call in the wrong direction does not link.
+# tests link that folder alone, so a call in the wrong direction does not link. QUICK: with sanitizers it takes longer to
+# compile than to run, and is not optimised there.
 function(dsmoe_folder name)
-  cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;PRIVATE_LIBS" ${ARGN})
+  cmake_parse_arguments(arg "QUICK" "" "SOURCES;DEPENDS;PRIVATE_LIBS" ${ARGN})
   add_library(dsmoe_${name} STATIC ${arg_SOURCES})
+  if(arg_QUICK AND DSMOE_SANITIZE)
+    dsmoe_quick_compile(dsmoe_${name})
+  endif()
   target_include_directories(dsmoe_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
   target_link_libraries(dsmoe_${name} PUBLIC dsmoe_flags PRIVATE ${arg_PRIVATE_LIBS})
   foreach(dep ${arg_DEPENDS})
