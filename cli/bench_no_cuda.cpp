@@ -1,6 +1,7 @@
 // dsmoe bench --device cuda in a build without CUDA.
 #include "cli/bench_layer.h"
 #include "cli/bench_model.h"
+#include "cli/build_info.h"
 #include "core/fail.h"
 
 namespace dsmoe::cli {
@@ -13,6 +14,7 @@ namespace {
 
 }  // namespace
 
+bool cuda_built() { return false; }
 LayerReport bench_layer_cuda(const LayerOptions&) { not_built(); }
 void bench_model_on_gpu(const BenchModelOptions&) { not_built(); }
 

@@ -9,6 +9,7 @@
 
 #include "cli/bench.h"
 #include "cli/bench_layer.h"
+#include "cli/build_info.h"
 #include "core/cuda_error.h"
 #include "core/device.h"
 #include "core/fail.h"
@@ -22,6 +23,8 @@ void check_blas(cublasStatus_t status) {
 }
 
 }  // namespace
+
+bool cuda_built() { return true; }
 
 CudaStream::CudaStream() { check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
 CudaStream::~CudaStream() { cudaStreamDestroy(stream_); }

@@ -80,7 +80,7 @@ Json collect() {
         {"kernels", cpu::kernels().name},
         {"threads", ThreadPool::available_cores()}}},
       {"memory", {{"total", meminfo("MemTotal")}, {"available", meminfo("MemAvailable")}}},
-      {"cuda", {{"built", kCudaBuilt}}},
+      {"cuda", {{"built", cuda_built()}}},
       {"libraries", libraries()},
   };
 }
