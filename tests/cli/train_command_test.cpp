@@ -9,6 +9,7 @@
 
 #include "cli/run_program.h"
 #include "support/files.h"
+#include "support/sanitized.h"
 #include "support/temp_folder.h"
 
 namespace dsmoe {
@@ -156,7 +157,7 @@ TEST_F(RunUnderWay, AskedToStopItSavesAndEndsWell) {
 
 TEST_F(RunUnderWay, TheSecondTimeItEndsAtOnce) {
   std::vector<std::string> slow = command("128");
-  slow.insert(slow.end(), {"--grad-accum", "64"});
+  slow.insert(slow.end(), {"--grad-accum", test::kSanitized ? "8" : "64"});  // a step of a second or so
   const pid_t child = start(slow);
   wait_for_steps(1);
   ::kill(child, SIGTERM);
