@@ -150,6 +150,7 @@ std::vector<Engine::Result> Engine::compute(std::span<const Share> shares) {
     jobs.push_back(shares[i].job);
     theirs.push_back(&results[i]);
   }
+  if (jobs.empty()) ctx_.synchronize();  // choosing does so, too: a fault is this pass's own
   std::vector<Chosen> chosen = choose_tokens(ctx_, logits, jobs);
   for (std::size_t i = 0; i < jobs.size(); ++i) theirs[i]->chosen = std::move(chosen[i]);
   return results;

@@ -137,8 +137,14 @@ TEST(Http, AThousandOpenStreams) {
     all.push_back(s.client());
     if (!all.back().connected()) GTEST_SKIP() << "this machine gives a process no more than " << i << " files";
   }
-  for (Client& c : all) ASSERT_EQ(c.ask("GET", "/health").status, 200);
-  EXPECT_EQ(s.post("/v1/completions", {{"prompt", "ABC"}, {"max_tokens", 4}}).status, 200);
+  const std::string body = json{{"prompt", "ABC"}, {"max_tokens", 4}, {"stream", true}, {"ignore_eos", true}}.dump();
+  for (Client& c : all) ASSERT_TRUE(c.send(Client::request("POST", "/v1/completions", body)));
+  EXPECT_EQ(s.get("/health").status, 200) << "beside them";
+  for (Client& c : all) {
+    const HttpAnswer answer = c.read();
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    EXPECT_EQ(answer.events().back(), "[DONE]");
+  }
 }
 
 }  // namespace
