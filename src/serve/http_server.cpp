@@ -143,10 +143,14 @@ class Connection::Reply : public HttpReply {
   }
 
   void lose() {
+    const auto call = std::exchange(gone_call_, {});
     abandon();
-    if (const auto call = std::exchange(gone_call_, {})) call();
+    if (call) call();
   }
-  void abandon() { connection_.reset(); }
+  void abandon() {
+    connection_.reset();
+    gone_call_ = {};  // it may hold whoever holds this
+  }
 
  private:
   std::shared_ptr<Connection> connection_;  // until the reply has ended
