@@ -23,6 +23,7 @@ void add_init(CLI::App& program);
 void add_train(CLI::App& program);
 void add_generate(CLI::App& program);
 void add_chat(CLI::App& program);
+void add_serve(CLI::App& program);
 void add_eval(CLI::App& program);
 void add_inspect(CLI::App& program);
 void add_compare(CLI::App& program);
@@ -37,8 +38,8 @@ void add_bench(CLI::App& program);
 
 // In the order of --help.
 inline constexpr void (*kCommands[])(CLI::App&) = {
-    add_info,  add_plan,    add_init,  add_train,    add_generate, add_chat,     add_eval,      add_inspect, add_compare,
-    add_prune, add_upcycle, add_merge, add_tokenize, add_convert,  add_quantize, add_tokenizer, add_bench,
+    add_info,    add_plan,  add_init,    add_train, add_generate, add_chat,    add_serve,    add_eval,      add_inspect,
+    add_compare, add_prune, add_upcycle, add_merge, add_tokenize, add_convert, add_quantize, add_tokenizer, add_bench,
 };
 
 }  // namespace dsmoe::cli

@@ -4,7 +4,7 @@
 
 readonly BUILD_PACKAGES=(
   g++ cmake ninja-build ccache pkg-config                              # the build
-  libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libedit-dev  # the library and the program
+  libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libedit-dev libboost-dev  # the library and the program
   libgtest-dev libgmock-dev                                            # the tests
 )
 TEST_PACKAGES=(

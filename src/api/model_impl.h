@@ -17,6 +17,9 @@ struct Model::Impl {
   std::filesystem::path path;
 };
 
+// The tokens that end a text of this model: those of generation_config.json, else of config.json, and the tokenizer's.
+std::vector<std::int32_t> end_tokens(const Model& model);
+
 // Throws when there is no model at the path, in the same words whatever is read first.
 void require_model(const std::filesystem::path& path);
 

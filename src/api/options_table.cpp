@@ -4,8 +4,10 @@
 #include <fmt/ranges.h>
 
 #include "core/options.h"
+#include "dsmoe/engine_options.h"
 #include "dsmoe/evaluate.h"
 #include "dsmoe/model.h"
+#include "dsmoe/serve_options.h"
 #include "dsmoe/session.h"
 #include "dsmoe/trainer.h"
 #include "study/ablation.h"
@@ -77,6 +79,9 @@ std::string options_markdown() {
                                "`SamplerOptions` in `include/dsmoe/generate_options.h`; `dsmoe generate` and `dsmoe chat`. "
                                "Where a model comes with a "
                                "`generation_config.json`, its values replace these defaults.");
+  out += table<ServeOptions>("Serving", "`ServeOptions` in `include/dsmoe/serve_options.h`; `dsmoe serve`.");
+  out +=
+      table<EngineOptions>("Running many requests", "`EngineOptions` in `include/dsmoe/engine_options.h`; `dsmoe serve`.");
   out += table<EvaluateOptions>("Evaluating", "`EvaluateOptions` in `include/dsmoe/evaluate.h`; `dsmoe eval`.");
   out += table<study::AblationRequest>("Ablations", "`AblationRequest` in `src/study/ablation.h`; `dsmoe eval`.");
   out += table<train::RunSetup>("Starting a training run", "`RunSetup` in `include/dsmoe/trainer.h`; `dsmoe train`.");

@@ -41,17 +41,22 @@ std::shared_ptr<const Model> not_null(std::shared_ptr<const Model> model) {
   return model;
 }
 
-// With the tokens that end a text of this model: those of generation_config.json, else of config.json, and the tokenizer's.
 GenerateOptions with_end_tokens(const Model& model, GenerateOptions options) {
   options.validate();
-  const std::vector<Index>& wanted = model.generation().eos_token_id;
-  for (const Index id : wanted.empty() ? model.config().eos_token_id : wanted)
-    if (id >= 0 && id < model.config().vocab_size) options.end_tokens.push_back(static_cast<std::int32_t>(id));
-  if (model.tokenizer() && model.tokenizer()->eos_id()) options.end_tokens.push_back(*model.tokenizer()->eos_id());
+  for (const std::int32_t id : end_tokens(model)) options.end_tokens.push_back(id);
   return options;
 }
 
 }  // namespace
+
+std::vector<std::int32_t> end_tokens(const Model& model) {
+  std::vector<std::int32_t> out;
+  const std::vector<Index>& wanted = model.generation().eos_token_id;
+  for (const Index id : wanted.empty() ? model.config().eos_token_id : wanted)
+    if (id >= 0 && id < model.config().vocab_size) out.push_back(static_cast<std::int32_t>(id));
+  if (model.tokenizer() && model.tokenizer()->eos_id()) out.push_back(*model.tokenizer()->eos_id());
+  return out;
+}
 
 Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
     : impl_(std::make_unique<Impl>(not_null(std::move(model)), validated(options))) {}

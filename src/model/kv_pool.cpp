@@ -64,6 +64,17 @@ void KvPool::copy(Context& ctx, Index from, Index to, Index tokens) {
   }
 }
 
+KvSequence::KvSequence(std::shared_ptr<KvPool> pool, Index context, std::span<const Index> pages, Index length)
+    : KvSequence(std::move(pool), context) {
+  require(KvPool::pages_for(length) == static_cast<Index>(pages.size()), "{} tokens are not in {} pages", length,
+          pages.size());
+  for (const Index page : pages) {
+    pool_->share(page);
+    pages_.push_back(page);
+  }
+  length_ = length;
+}
+
 KvSequence::KvSequence(KvSequence&& other) noexcept
     : pool_(other.pool_),
       pages_(std::exchange(other.pages_, {})),
@@ -137,13 +148,7 @@ void KvSequence::truncate(Index length) {
 
 KvSequence KvSequence::fork(Index length) const {
   require(length >= 0 && length <= length_, "cannot share the first {} tokens of {}", length, length_);
-  KvSequence other(pool_, context_);
-  for (Index i = 0; i < KvPool::pages_for(length); ++i) {
-    other.pages_.push_back(pages_[static_cast<std::size_t>(i)]);
-    pool_->share(other.pages_.back());
-  }
-  other.length_ = length;
-  return other;
+  return KvSequence(pool_, context_, pages().first(static_cast<std::size_t>(KvPool::pages_for(length))), length);
 }
 
 }  // namespace dsmoe

@@ -61,6 +61,8 @@ class KvSequence {
   // `context`: the positions that the sequence is opened for. Dynamic rope turns by it, so it is fixed from the first token
   // on; other models do not look at it. 0: as many as the model was trained for.
   explicit KvSequence(std::shared_ptr<KvPool> pool, Index context = 0) : pool_(std::move(pool)), context_(context) {}
+  // One that begins with `length` tokens in pages that somebody holds.
+  KvSequence(std::shared_ptr<KvPool> pool, Index context, std::span<const Index> pages, Index length);
   ~KvSequence() { clear(); }
   KvSequence(KvSequence&& other) noexcept;
   KvSequence& operator=(KvSequence&& other) noexcept;

@@ -148,6 +148,13 @@ Tensor Transformer::logits(Context& ctx, const ForwardBatch& batch, const PassHo
   return logits;
 }
 
+Tensor Transformer::hidden(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks) const {
+  const Tensor x = forward(ctx, batch, hooks);
+  Tensor h = ctx.empty(dtype(), x.shape());
+  ops::rms_norm(ctx, x, weights_->final_norm, static_cast<float>(spec_->norm_eps), h);
+  return h;
+}
+
 Tensor Transformer::decode(Context& ctx, const ForwardBatch& batch, const ops::Slices& slices, const Tensor& ids) const {
   const PassHooks none;
   return head(ctx, batch, run(ctx, Pass(ctx, batch, slices, ids, rope_, none, *weights_), nullptr));

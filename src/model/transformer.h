@@ -69,6 +69,8 @@ class Transformer {
   // For a captured pass: logits() of a batch whose slices and tokens are where the work runs, without a look at its
   // sequences.
   Tensor decode(Context& ctx, const ForwardBatch& batch, const ops::Slices& slices, const Tensor& ids) const;
+  // forward(), then the last norm of all rows: what Hugging Face calls last_hidden_state, [T, D] in dtype().
+  Tensor hidden(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks = {}) const;
   // forward(), then the last norm and the head for the rows that the slices ask for: f32 [batch.all_logits(), V].
   Tensor logits(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks = {}) const;
 

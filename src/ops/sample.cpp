@@ -108,7 +108,7 @@ Sampling::Sampling(Context& ctx, Index count, Index most_recent, Index most_bann
       ids(ctx.zeros(DType::kI32, {count})) {}
 
 void Sampling::start(Context& ctx, Index row, const SamplerOptions& options, std::span<const std::int32_t> history,
-                     std::span<const std::int32_t> banned_tokens) {
+                     std::span<const std::int32_t> banned_tokens, Index chosen) {
   options.validate();
   require(static_cast<Index>(banned_tokens.size()) <= banned.dim(1), "{} tokens are not to be chosen, there is room for {}",
           banned_tokens.size(), banned.dim(1));
@@ -116,6 +116,7 @@ void Sampling::start(Context& ctx, Index row, const SamplerOptions& options, std
   r.window = static_cast<std::int32_t>(std::min(options.repetition_window, recent.dim(1)));
   r.history = static_cast<std::int32_t>(std::min(history.size(), static_cast<std::size_t>(r.window)));
   r.banned = static_cast<std::int32_t>(banned_tokens.size());
+  if (r.scale > 0) r.drawn = static_cast<std::uint64_t>(chosen);  // a greedy row draws none
   const std::span<const std::int32_t> last = history.last(static_cast<std::size_t>(r.history));
   write(ctx, rows, row, &r, sizeof r);
   write(ctx, recent, row, last.data(), last.size_bytes());

@@ -18,9 +18,10 @@ struct Sampling {
   // Room for `recent` tokens that penalties look back on, and for `banned` tokens that are never chosen, in each row.
   Sampling(Context& ctx, Index rows, Index recent, Index banned);
 
-  // A row from its beginning: the tokens so far, latest last, and tokens that must not be chosen.
+  // A row from its beginning: the tokens so far, latest last, and tokens that must not be chosen. A row that goes on where
+  // another Sampling left it gives the number of its tokens that were chosen, `chosen`.
   void start(Context& ctx, Index row, const SamplerOptions& options, std::span<const std::int32_t> history,
-             std::span<const std::int32_t> banned_tokens = {});
+             std::span<const std::int32_t> banned_tokens = {}, Index chosen = 0);
 
   Tensor rows;    // SampleRow [R], as i32
   Tensor recent;  // [R, recent] i32: rings

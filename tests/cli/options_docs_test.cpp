@@ -51,6 +51,8 @@ TEST(OptionsDocs, EveryOptionIsAFlagOfItsCommand) {
   check("Sessions", "generate");
   check("Generating", "generate");
   check("Sampling", "chat");
+  check("Serving", "serve");
+  check("Running many requests", "serve");
   check("Evaluating", "eval");
   check("Ablations", "eval");
 }

@@ -1,0 +1,80 @@
+// Many requests at once: in every step, one token of each request that generates, and parts of prompts beside them. The
+// tokens of a request are the same whatever runs beside it, with a seed and under any load: the model's results do not
+// depend on the batch, and a row is sampled from its own state. docs/design/serving.md says how and why.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "dsmoe/engine_options.h"
+#include "dsmoe/tokenizer.h"
+#include "infer/engine_stats.h"
+#include "infer/request.h"
+#include "infer/scheduler.h"
+#include "model/transformer.h"
+
+namespace dsmoe::infer {
+
+struct Chosen;
+
+class Engine {
+ public:
+  // Without a tokenizer there are no texts and no stop strings. All arguments must stay.
+  Engine(Context& ctx, const Transformer& model, const EngineOptions& options, std::optional<Tokenizer> tokenizer = {});
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // From any thread:
+  // Throws for a request that can never run. Nothing: there are too many already, or close() was called.
+  std::optional<RequestId> submit(Request request);
+  void cancel(RequestId id);  // its on_end() follows, unless it has ended meanwhile
+  void close();               // run() returns when what is there has ended
+  void stop();                // run() returns after this step; what is there ends as cancelled
+  EngineStats stats() const;
+  Index context() const { return context_; }  // tokens of a request, prompt and answer
+  Index cache_tokens() const { return cache_tokens_; }
+
+  // From one thread, the engine's:
+  void run();
+  bool step();  // false: there is nothing to do
+
+ private:
+  struct Result;  // of one share of a pass
+
+  Scheduler make_scheduler();
+  void check(const Request& request) const;
+  void take_messages();
+  void end_overdue();
+  void run_pass(std::span<const Share> shares);
+  std::vector<Result> compute(std::span<const Share> shares);
+  PassHooks hooks_for(const ForwardBatch& batch, std::span<const Share> shares, std::vector<Result>& results);
+  void add_hidden(std::span<const Share> shares, const Tensor& hidden, std::vector<Result>& results) const;
+  void deliver(const Share& share, Result result);
+  void prompt_done(Job& job);
+  void take_token(Job& job, Chosen chosen);
+  void end(Job& job, End reason, std::optional<Error> error = {});
+  void publish(Index tokens);
+
+  Context& ctx_;
+  const Transformer& model_;
+  EngineOptions options_;
+  std::optional<Tokenizer> tokenizer_;
+  Index context_, cache_tokens_ = 0;
+  Scheduler scheduler_;
+  EngineStats now_;  // the engine's thread's own
+
+  mutable std::mutex mutex_;  // of what follows
+  std::condition_variable wake_;
+  std::vector<std::unique_ptr<Job>> arrived_;
+  std::vector<RequestId> cancelled_;
+  RequestId last_id_ = 0;
+  Index inside_ = 0;  // requests that have not ended
+  std::uint64_t refused_ = 0;
+  bool closed_ = false, stopped_ = false;
+  EngineStats stats_;
+};
+
+}  // namespace dsmoe::infer

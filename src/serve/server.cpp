@@ -1,0 +1,121 @@
+#include "serve/server.h"
+
+#include <sys/resource.h>
+
+#include <chrono>
+#include <thread>
+
+#include "core/options.h"
+#include "serve/api.h"
+#include "serve/api_error.h"
+
+namespace dsmoe {
+
+void ServeOptions::validate() const { validate_options(*this); }
+
+namespace serve {
+
+namespace {
+
+// A stream is an open file: as many as the system lets this process have.
+void allow_many_files() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+HttpOptions http_options(const ServeOptions& o) {
+  o.validate();
+  HttpOptions out{.host = o.host,
+                  .port = static_cast<std::uint16_t>(o.port),
+                  .body_bytes = static_cast<std::size_t>(o.body_bytes),
+                  .connections = static_cast<std::size_t>(o.connections),
+                  .idle_seconds = o.idle_seconds,
+                  .body_seconds = o.body_seconds,
+                  .write_seconds = o.write_seconds};
+  if (!o.cors_origin.empty())
+    out.headers = {{"Access-Control-Allow-Origin", o.cors_origin},
+                   {"Access-Control-Allow-Methods", "GET, POST"},
+                   {"Access-Control-Allow-Headers", "Authorization, Content-Type"},
+                   {"Vary", "Origin"}};
+  return out;
+}
+
+RequestDefaults defaults_of(const ServedModel& m) {
+  return {.model = m.name,
+          .tokenizer = m.tokenizer,
+          .sampler = m.sampler,
+          .end_tokens = m.end_tokens,
+          .vocabulary = m.transformer->config().vocab_size};
+}
+
+std::int64_t seconds_since_1970() {
+  using namespace std::chrono;
+  return duration_cast<seconds>(system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+struct Server::Impl {
+  Impl(ServedModel model, const ServeOptions& options, const EngineOptions& engine_options, std::string key)
+      : ctx(engine_options.threads, backend_for(model.transformer->device())),
+        engine(ctx, *model.transformer, engine_options, model.tokenizer),
+        services{.engine = engine,
+                 .post = [this](std::function<void()> call) { http.post(std::move(call)); },
+                 .defaults = defaults_of(model),
+                 .started = seconds_since_1970()},
+        api(services, {.key = std::move(key), .cors = options.cors_origin}),
+        http(
+            http_options(options),
+            [this](HttpRequest request, std::shared_ptr<HttpReply> reply) {
+              api.handle(std::move(request), std::move(reply));
+            },
+            [](int status, std::string_view message) { return error_body(status, message); }) {}
+
+  // On the thread of the HTTP server.
+  void begin_drain() {
+    services.draining = true;
+    engine.close();
+    http.drain();
+  }
+
+  Context ctx;
+  infer::Engine engine;
+  Services services;
+  Api api;
+  HttpServer http;
+};
+
+Server::Server(ServedModel model, const ServeOptions& options, const EngineOptions& engine, std::string key) {
+  allow_many_files();
+  impl_ = std::make_unique<Impl>(std::move(model), options, engine, std::move(key));
+}
+
+Server::~Server() = default;
+
+std::uint16_t Server::port() const { return impl_->http.port(); }
+Index Server::context() const { return impl_->engine.context(); }
+Index Server::cache_tokens() const { return impl_->engine.cache_tokens(); }
+
+void Server::run(bool signals, std::function<void(int)> on_signal) {
+  if (signals)
+    impl_->http.on_signal([this, heard = 0, on_signal = std::move(on_signal)](int number) mutable {
+      if (on_signal) on_signal(number);
+      ++heard == 1 ? impl_->begin_drain() : impl_->http.stop();
+    });
+  std::thread runs([this] { impl_->engine.run(); });
+  impl_->http.run();
+  impl_->engine.stop();
+  runs.join();
+}
+
+void Server::drain() {
+  impl_->http.post([this] { impl_->begin_drain(); });
+}
+
+void Server::stop() { impl_->http.stop(); }
+
+}  // namespace serve
+
+}  // namespace dsmoe
