@@ -79,6 +79,9 @@ bool project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, const
                        Tensor& q, Tensor& k_cache, Tensor& v_cache);
 void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                const Slices& slices, Tensor& out, Tensor* lse);
+void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const Slices& slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq,
+                        Tensor& dk, Tensor& dv);
 }  // namespace cuda
 
 }  // namespace dsmoe::ops

@@ -32,4 +32,17 @@ void attention_decode(const AttentionArgs& args, int slices, int items, int rows
 // f32 or bf16, any head_dim.
 void attention_plain(const AttentionArgs& args, int slices, const std::int32_t* position, DType dtype, cudaStream_t stream);
 
+// The gradient over whole sequences.
+struct AttentionGradArgs {
+  const void *q, *k, *v, *out, *dout;  // [T, H * head_dim], [T, KVH * head_dim] twice, [T, H * head_dim] twice
+  const float* lse;                    // [H, T]
+  float *dq, *dk, *dv;                 // as q, k, v
+  int heads, kv_heads, head_dim, rows;
+  float scale;
+  ops::cuda::GradWork work;
+};
+
+// f32 or bf16, any head_dim. delta: room for [H, T].
+void attention_backward_plain(const AttentionGradArgs& args, float* delta, DType dtype, cudaStream_t stream);
+
 }  // namespace dsmoe::cuda

@@ -71,6 +71,10 @@ void attention(Context&, const AttentionShape&, const Tensor&, const Tensor&, co
                Tensor*) {
   not_built();
 }
+void attention_backward(Context&, const AttentionShape&, const Tensor&, const Tensor&, const Tensor&, const Slices&,
+                        const Tensor&, const Tensor&, const Tensor&, Tensor&, Tensor&, Tensor&) {
+  not_built();
+}
 Gated gate(Context&, const MoeConfig&, const Tensor&, const Tensor&, const Tensor&, Index, bool) { not_built(); }
 Tensor balance_losses(Context&, const MoeConfig&, const Chosen&, Index) { not_built(); }
 Tensor gate_backward(Context&, const MoeConfig&, const Tensor&, const Tensor&, const GateBackward&, Tensor&) {
