@@ -1,6 +1,7 @@
 // dsmoe bench --device cuda in a build without CUDA.
 #include "cli/bench_layer.h"
 #include "cli/bench_model.h"
+#include "cli/bench_train.h"
 #include "core/fail.h"
 
 namespace dsmoe::cli {
@@ -15,5 +16,6 @@ namespace {
 
 LayerReport bench_layer_cuda(const LayerOptions&) { not_built(); }
 void bench_model_on_gpu(const BenchModelOptions&) { not_built(); }
+void bench_train_on_gpu(const BenchTrainFlags&, const ModelConfig&) { not_built(); }
 
 }  // namespace dsmoe::cli

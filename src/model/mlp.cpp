@@ -33,7 +33,7 @@ Tensor mlp_backward(Context& ctx, const Experts& w, const Tensor& h, const Tenso
   const ops::Plan plan = ops::plan_of_one(ctx, h.dim(0));
   ops::ExpertRowGrads d = ops::experts_down_backward(ctx, w, plan, dy, std::move(kept));
   ops::experts_weight_backward(ctx, plan, h, dy, d, grads, /*accumulate=*/true);
-  return ops::experts_gate_up_backward(ctx, w, plan, d, ctx.zeros(DType::kF32, h.shape()));
+  return ops::experts_gate_up_backward(ctx, w, plan, d, /*gate_dx=*/Tensor());
 }
 
 }  // namespace dsmoe

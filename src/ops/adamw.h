@@ -39,5 +39,9 @@ namespace cpu {
 void adamw(Context& ctx, std::span<AdamTensor> tensors, const AdamOptions& options);
 double gradient_square(Context& ctx, std::span<const AdamTensor> tensors);
 }  // namespace cpu
+namespace cuda {
+void adamw(Context& ctx, std::span<AdamTensor> tensors, const AdamOptions& options);
+void gradient_square(Context& ctx, std::span<const AdamTensor> tensors, Tensor& sum);
+}  // namespace cuda
 
 }  // namespace dsmoe::ops

@@ -66,7 +66,8 @@ void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tens
           w.dim(1));
   on_backend(
       ctx, [&] { ref::linear_backward_input(dy, w, dx, accumulate); },
-      [&] { cpu::linear_backward_input(ctx, dy, w, dx, accumulate); }, not_on_cuda("linear_backward_input"));
+      [&] { cpu::linear_backward_input(ctx, dy, w, dx, accumulate); },
+      [&] { cuda::linear_backward_input(ctx, dy, w, dx, accumulate); });
 }
 
 void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw) {
@@ -79,7 +80,7 @@ void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Ten
           x.dim(1));
   on_backend(
       ctx, [&] { ref::linear_backward_weight(dy, x, dw); }, [&] { cpu::linear_backward_weight(ctx, dy, x, dw); },
-      not_on_cuda("linear_backward_weight"));
+      [&] { cuda::linear_backward_weight(ctx, dy, x, dw); });
 }
 
 }  // namespace dsmoe::ops

@@ -40,6 +40,8 @@ void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Ten
 
 namespace cuda {
 void linear(Context& ctx, const Tensor& x, std::span<const Projection> projections);
-}
+void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate);
+void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw);
+}  // namespace cuda
 
 }  // namespace dsmoe::ops

@@ -44,6 +44,9 @@ inline constexpr int kFewTokens = 64, kFewExperts = 512;
 int gate_slice(Index tokens);
 inline int gate_slices(Index tokens) { return static_cast<int>((tokens + gate_slice(tokens) - 1) / gate_slice(tokens)); }
 
+// Tokens in one slice of the gradient of a matrix [columns, inner], whose partial sums are added up in order.
+int linear_slice(Index tokens, Index columns, Index inner);
+
 // Whether combine() looks up a token's rows before the rows themselves are there.
 bool combines_early(const DeviceInfo& device, Index blocks);
 
