@@ -1,4 +1,5 @@
 // dsmoe bench --device cuda in a build without CUDA.
+#include "cli/bench_attention.h"
 #include "cli/bench_layer.h"
 #include "cli/bench_model.h"
 #include "cli/bench_train.h"
@@ -14,6 +15,7 @@ namespace {
 
 }  // namespace
 
+AttentionReport bench_attention_cuda(const AttentionOptions&) { not_built(); }
 LayerReport bench_layer_cuda(const LayerOptions&) { not_built(); }
 void bench_model_on_gpu(const BenchModelOptions&) { not_built(); }
 void bench_train_on_gpu(const BenchTrainFlags&, const ModelConfig&) { not_built(); }

@@ -60,6 +60,12 @@ AttentionKernels attention_kernels(const DeviceInfo& device, DType dtype, Index 
 inline constexpr int kPromptRows = 128;  // queries of one block of the prompt kernel
 inline constexpr int kDecodeRows = 16;   // slices of up to so many rows are split over their keys instead
 
+// Attention's backward: whether Hopper's kernels do it; how many heads of keys and values they take at a time, given the
+// memory that one needs; and of those, how many heads of queries go through the device side by side.
+bool attention_backward_on_hopper(const DeviceInfo& device, DType dtype, Index head_dim, Path wanted);
+int grad_heads(std::size_t bytes, Index kv_heads);
+int grad_band(Index rows, Index head_dim);
+
 // Blocks that choose the token of one row, in a cluster.
 int sample_blocks(const DeviceInfo& device, Index rows, Path wanted);
 inline constexpr int kMostSampleBlocks = 8;

@@ -170,6 +170,34 @@ TEST_F(CudaAttentionBackward, ABatchHasTheBitsOfEachSequenceAlone) {
       }
 }
 
+// The columns of one head, as a tensor.
+Tensor head_of(const Tensor& x, Index head, Index dim) {
+  Tensor out(x.dtype(), {x.dim(0), dim});
+  const std::size_t bytes = static_cast<std::size_t>(dim) * size_of(x.dtype()),
+                    stride = x.bytes() / static_cast<std::size_t>(x.dim(0));
+  for (Index i = 0; i < x.dim(0); ++i)
+    std::memcpy(
+        static_cast<char*>(out.raw_mutable()) + static_cast<std::size_t>(i) * bytes,
+        static_cast<const char*>(x.raw()) + static_cast<std::size_t>(i) * stride + static_cast<std::size_t>(head) * bytes,
+        bytes);
+  return out;
+}
+
+// So many heads of so long a sequence do not fit in the memory for dS at once.
+TEST_F(CudaAttentionBackward, HeadsThatTakeSeveralLaunchesHaveTheBitsOfEachAlone) {
+  constexpr Index kHeads = 24, kDim = 64, kLength = 8192;
+  const Sequences all(DType::kBF16, shape_of(kHeads, kHeads, kDim), {kLength}, 4);
+  const Gradients got = all.run(ctx());
+  for (const Index head : {0, 11, 23}) {
+    Sequences alone(DType::kBF16, shape_of(1, 1, kDim), {kLength}, 4);
+    alone.q = head_of(all.q, head, kDim), alone.dout = head_of(all.dout, head, kDim);
+    alone.k = head_of(all.k, head, kDim), alone.v = head_of(all.v, head, kDim);
+    EXPECT_TRUE(
+        same(alone.run(ctx()), {head_of(got[0], head, kDim), head_of(got[1], head, kDim), head_of(got[2], head, kDim)}))
+        << head;
+  }
+}
+
 // One key far ahead of all others: the softmax has no slope there, whatever the size of the scores.
 TEST_F(CudaAttentionBackward, HugeScoresHaveNoSlope) {
   const AttentionShape shape = shape_of(1, 1, 64);
