@@ -77,7 +77,7 @@ TEST_F(CudaTraining, LinearBackwardWeight) {
 TEST_F(CudaTraining, SlicesFillADevice) {
   EXPECT_EQ(cuda::linear_slice(16384, 2048, 2048), 16384);  // 128 tiles are enough
   EXPECT_EQ(cuda::linear_slice(16384, 102400, 2048), 16384);
-  EXPECT_LE(cuda::linear_slice(32768, 512, 512), 2048);  // 8 tiles are not
+  EXPECT_EQ(cuda::linear_slice(32768, 512, 512), 2240);  // 8 tiles are not: 15 slices make 120
   EXPECT_EQ(cuda::linear_slice(1, 8, 8), 64);
   EXPECT_EQ(cuda::linear_slice(32768, 512, 512) % 64, 0);
 }
@@ -93,7 +93,8 @@ TEST_F(CudaTraining, NormBackward) {
           Tensor got_dx = copy(dx), got_dw = copy(dw);
           ops::rms_norm_backward(ref, dy, x, w, 1e-6f, dx, dw);
           ops::rms_norm_backward(ctx(), ctx().place(dy), ctx().place(x), ctx().place(w), 1e-6f, got_dx, got_dw);
-          EXPECT_TRUE(close(ctx().fetch(got_dx), dx, limit(DType::kF32, d))) << d << " " << t;
+          // In a narrow row the two terms of dx, r g and r³ mean(g x) x, cancel: of one number both are the same.
+          EXPECT_TRUE(close(ctx().fetch(got_dx), dx, limit(DType::kF32, std::max<Index>(d, 64)))) << d << " " << t;
           EXPECT_TRUE(close(ctx().fetch(got_dw), dw, limit(DType::kF32, d + t))) << d << " " << t;
         }
 }

@@ -104,7 +104,7 @@ TEST_F(CudaTrainer, FiftyStepsOfTinyAreTheCpus) {
                             got = losses(ctx(), config, weights, o, 50);
   for (std::size_t i = 0; i < want.size(); ++i)
     EXPECT_NEAR(got[i], want[i], 10 * largest_difference(other, want, i) + 100 * 0x1p-24 * want[i]) << i;
-  EXPECT_LT(got.back(), want.front() - 0.5);  // something was learned
+  EXPECT_LT(got.back(), want.front() - 0.1);  // something was learned
 
   // bf16: as far from the CPU's bf16 as that is from f32, three times.
   o.dtype = DType::kBF16;
