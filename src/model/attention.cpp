@@ -96,10 +96,10 @@ Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeigh
 }
 
 Tensor attention_backward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, const Tensor& h,
-                          const AttentionSaved& saved, const Tensor& dy, AttentionGrads& grads) {
+                          const AttentionSaved& saved, const Tensor& dy, AttentionGrads& grads, bool add_grads) {
   mark(ctx, "projections, backward");
   Tensor dout = ctx.empty(DType::kF32, saved.out.shape());
-  linear_backward(ctx, dy, saved.out, w.o, grads.o, dout, false);
+  linear_backward(ctx, dy, saved.out, w.o, grads.o, add_grads, dout, false);
 
   Tensor dq = ctx.empty(DType::kF32, saved.q.shape()), dk = ctx.empty(DType::kF32, saved.k.shape());
   Tensor dv = ctx.empty(DType::kF32, saved.v.shape());
@@ -111,9 +111,9 @@ Tensor attention_backward(Context& ctx, const GqaSpec& spec, const AttentionWeig
 
   mark(ctx, "projections, backward");
   Tensor dh = ctx.empty(DType::kF32, h.shape());
-  linear_backward(ctx, ops::converted(ctx, dq, h.dtype()), h, w.q, grads.q, dh, false);
-  linear_backward(ctx, ops::converted(ctx, dk, h.dtype()), h, w.k, grads.k, dh, true);
-  linear_backward(ctx, ops::converted(ctx, dv, h.dtype()), h, w.v, grads.v, dh, true);
+  linear_backward(ctx, ops::converted(ctx, dq, h.dtype()), h, w.q, grads.q, add_grads, dh, false);
+  linear_backward(ctx, ops::converted(ctx, dk, h.dtype()), h, w.k, grads.k, add_grads, dh, true);
+  linear_backward(ctx, ops::converted(ctx, dv, h.dtype()), h, w.v, grads.v, add_grads, dh, true);
   return dh;
 }
 

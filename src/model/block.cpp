@@ -114,22 +114,26 @@ Tensor Block::feed_forward(Context& ctx, const Pass& pass, const Tensor& h, Bloc
 }
 
 void Block::backward(Context& ctx, const Pass& pass, const BlockSaved& saved, Tensor& dx, LayerTensors& grads,
-                     float aux_scale) const {
+                     bool add_grads, float aux_scale) const {
+  if (!add_grads)
+    for (Tensor* t : {&grads.input_norm, &grads.post_attention_norm}) ctx.fill_zero(*t);
   const DType dtype = dtype_;
   mark(ctx, "norms and sums, backward");
   const Tensor dmlp = ops::converted(ctx, dx, dtype);
   mark(ctx, moe_ ? "experts, backward" : "dense layers, backward");
   MoeGradients moe_grads = grads.moe_gradients();
-  const Tensor dh = moe_ ? moe_->backward(ctx, dmlp, saved.moe, moe_grads, {.aux_scale = aux_scale})
-                         : mlp_backward(ctx, w_.experts, saved.mlp_input, dmlp, saved.mlp, grads.experts);
+  const Tensor dh = moe_
+                        ? moe_->backward(ctx, dmlp, saved.moe, moe_grads, {.aux_scale = aux_scale, .accumulate = add_grads})
+                        : mlp_backward(ctx, w_.experts, saved.mlp_input, dmlp, saved.mlp, grads.experts, add_grads);
   mark(ctx, "norms and sums, backward");
   ops::rms_norm_backward(ctx, dh, saved.x_mid, w_.post_attention_norm, eps_, dx, grads.post_attention_norm);
 
   // The normed input is recomputed: it is cheap, and need not be kept.
   const Tensor h = norm(ctx, saved.x_in, w_.input_norm);
   const Tensor dy = ops::converted(ctx, dx, dtype);
-  const Tensor dattention = of_attention(
-      spec_, [&](const auto& spec) { return attention_backward(ctx, spec, w_, pass, h, saved.attention, dy, grads); });
+  const Tensor dattention = of_attention(spec_, [&](const auto& spec) {
+    return attention_backward(ctx, spec, w_, pass, h, saved.attention, dy, grads, add_grads);
+  });
   mark(ctx, "norms and sums, backward");
   ops::rms_norm_backward(ctx, ops::converted(ctx, dattention, dtype), saved.x_in, w_.input_norm, eps_, dx,
                          grads.input_norm);

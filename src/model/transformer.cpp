@@ -193,7 +193,7 @@ LossResult Transformer::result(Context& ctx, const ForwardSaved& saved, std::vec
 
 LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::int32_t> ids,
                                            std::span<const std::int32_t> targets, Index sequence_length, float loss_scale,
-                                           float aux_scale, ModelGradients& grads, bool recompute) const {
+                                           float aux_scale, ModelGradients& grads, bool recompute, bool add_grads) const {
   require(trainable_, "quantized weights cannot be trained; load the model in f32 or bf16");
   require(targets.size() == ids.size(), "{} tokens have {} targets", ids.size(), targets.size());
   const auto eps = static_cast<float>(spec_->norm_eps);
@@ -209,10 +209,11 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
     Tensor dlogits = dtype() == DType::kF32 ? logits : ctx.empty(dtype(), logits.shape()), dh_rows = dh.rows(first, last);
     sums.push_back(
         ops::cross_entropy(ctx, logits, all_targets.rows(first, last), /*token_losses=*/nullptr, &dlogits, loss_scale));
-    ops::linear_backward_weight(ctx, dlogits, h.rows(first, last), grads.head);
+    ops::linear_backward_weight(ctx, dlogits, h.rows(first, last), grads.head, add_grads || first > 0);
     ops::linear_backward_input(ctx, dlogits, weights_->head, dh_rows, /*accumulate=*/false);
   });
 
+  if (!add_grads) ctx.fill_zero(grads.final_norm);
   Tensor dx = ctx.zeros(DType::kF32, x.shape());
   ops::rms_norm_backward(ctx, ops::converted(ctx, dh, dtype()), x, weights_->final_norm, eps, dx, grads.final_norm);
   const PassHooks no_hooks;  // a block that runs again is not heard again
@@ -224,9 +225,10 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
       Tensor again = block.x_in, y;  // kept, so it may be written over once the block has its own copy
       blocks_[l].forward(ctx, pass, again, y, &block);
     }
-    blocks_[l].backward(ctx, pass, block, dx, grads.layers[l], aux_scale);
+    blocks_[l].backward(ctx, pass, block, dx, grads.layers[l], add_grads, aux_scale);
   }
   mark(ctx, "embedding");
+  if (!add_grads && !spec_->tied_head) ctx.fill_zero(grads.embedding);  // a tied head's gradient is there already
   ops::embedding_backward(ctx, Tensor::view_of(ids), dx, grads.embedding);
   weights_->check();
   mark(ctx, "waiting for the losses");

@@ -76,11 +76,12 @@ class Transformer {
   Tensor logits(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks = {}) const;
 
   // ids and targets hold sequences of `sequence_length` one after another. The gradients are those of
-  // loss_scale * sum of the losses + aux_scale * sum of the balance losses, added to grads. With recompute only the
-  // input of each block is kept, and backward runs the block again: the same bits for less memory and more time.
+  // loss_scale * sum of the losses + aux_scale * sum of the balance losses, added to grads (or in their place, whatever
+  // they were). With recompute only the input of each block is kept, and backward runs the block again: the same bits for
+  // less memory and more time.
   LossResult loss_and_gradients(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
                                 Index sequence_length, float loss_scale, float aux_scale, ModelGradients& grads,
-                                bool recompute = false) const;
+                                bool recompute = false, bool add_grads = true) const;
 
   // The loss alone; token_losses f32 [B * S], where the work runs, holds that of each position, 0 where it has no target.
   LossResult losses(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,

@@ -93,6 +93,7 @@ double TrainedTensors::gradient_norm(Context& ctx) const {
 void TrainedTensors::step(Context& ctx, const ops::AdamOptions& options) {
   mark(ctx, "AdamW");
   ops::adamw(ctx, pieces_, options);
+  if (!options.clear) return;
   for (Tensor& g : unused_) ctx.fill_zero(g);
 }
 

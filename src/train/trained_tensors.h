@@ -31,7 +31,7 @@ class TrainedTensors {
   std::size_t bytes() const;  // of master copies and moments
 
   double gradient_norm(Context& ctx) const;
-  void step(Context& ctx, const ops::AdamOptions& options);  // and clears all gradients
+  void step(Context& ctx, const ops::AdamOptions& options);  // and clears all gradients, if the options say so
 
   // fn(name, where its numbers are) for what a checkpoint keeps of each trained parameter: "master.<name>" unless the model
   // has it, "m.<name>" and "v.<name>".

@@ -79,6 +79,7 @@ void add(std::vector<std::vector<std::int64_t>>& sum, const std::vector<std::vec
 Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const TrainOptions& options)
     : ctx_(ctx),
       options_(options),
+      overwrites_(ctx.device() == Device::kCuda),
       schedule_(options.lr_schedule),
       model_{checked(ctx, config, options), owned_copy(config, weights, options.dtype, ctx.device())},
       grads_(zero_gradients(config, ctx.device())) {
@@ -120,8 +121,9 @@ StepResult Trainer::step(std::span<const Batch> passes) {
   std::vector<std::vector<std::int64_t>> load;
   try {
     for (const Batch& b : passes) {
+      const bool add_grads = !overwrites_ || &b != &passes.front();
       const LossResult r = model_.loss_and_gradients(ctx_, b.ids, b.targets, b.length, loss_scale,
-                                                     static_cast<float>(share), grads_, options_.recompute);
+                                                     static_cast<float>(share), grads_, options_.recompute, add_grads);
       result.loss += r.loss_sum / static_cast<double>(targets);
       add(result.balance, r.balance, share);
       add(load, r.load);
@@ -142,7 +144,8 @@ StepResult Trainer::step(std::span<const Batch> passes) {
                        .epsilon = options_.epsilon,
                        .weight_decay = options_.weight_decay,
                        .grad_scale = clip,
-                       .step = step_ + 1});
+                       .step = step_ + 1,
+                       .clear = !overwrites_});
   if (!lora_.empty()) lora_.merge(ctx_, model_.weights());
   if (options_.bias_update_speed > 0) update_selection_bias(load);
   ++step_;

@@ -49,6 +49,9 @@ class Trainer {
 
   Context& ctx_;
   TrainOptions options_;
+  // The first pass of a step overwrites the gradients, which saves a GPU reading and clearing 4 bytes a parameter each. The
+  // CPU's AdamW clears them as it goes.
+  bool overwrites_;
   LrSchedule schedule_;
   Transformer model_;
   ModelGradients grads_;

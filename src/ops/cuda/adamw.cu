@@ -25,15 +25,15 @@ struct Numbers {
   float *weight, *gradient, *m, *v;
   bf16* stored;  // null: the weight itself is used
   Index count;
+  bool clear;
 };
 
-__device__ void update(const Step& s, float& gradient, float& m, float& v, float& w) {
+__device__ void update(const Step& s, float gradient, float& m, float& v, float& w) {
   const float g = __fmul_rn(s.grad_scale, gradient);
   m = __fmaf_rn(s.beta1, m, __fmul_rn(s.new1, g));
   v = __fmaf_rn(s.beta2, v, __fmul_rn(s.new2, __fmul_rn(g, g)));
   const float step = __fdiv_rn(m, __fmaf_rn(s.root_scale, __fsqrt_rn(v), s.epsilon));
   w = __fmaf_rn(-s.rate, step, __fmul_rn(s.keep, w));
-  gradient = 0;
 }
 
 // Read once and written once: nothing of it is worth a place in the cache.
@@ -61,11 +61,11 @@ __global__ void __launch_bounds__(kThreads)
   gpu::ptx::let_next_kernel_start();
   const Index at = (static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x) * kVector;
   if (at >= n.count) return;
-  auto g = stream_in<kVector>(n.gradient + at), m = stream_in<kVector>(n.m + at), v = stream_in<kVector>(n.v + at),
-       w = stream_in<kVector>(n.weight + at);
+  const auto g = stream_in<kVector>(n.gradient + at);
+  auto m = stream_in<kVector>(n.m + at), v = stream_in<kVector>(n.v + at), w = stream_in<kVector>(n.weight + at);
 #pragma unroll
   for (int i = 0; i < kVector; ++i) update(s, g.v[i], m.v[i], v.v[i], w.v[i]);
-  stream_out<kVector>(g, n.gradient + at);
+  if (n.clear) stream_out<kVector>({}, n.gradient + at);
   stream_out<kVector>(m, n.m + at);
   stream_out<kVector>(v, n.v + at);
   stream_out<kVector>(w, n.weight + at);
@@ -145,7 +145,8 @@ void adamw(Context& ctx, std::span<AdamTensor> tensors, const AdamOptions& o) {
                     floats(t.m),
                     floats(t.v),
                     t.stored.numel() > 0 ? static_cast<bf16*>(t.stored.raw_mutable()) : nullptr,
-                    t.weight.numel()};
+                    t.weight.numel(),
+                    o.clear};
     if (n.count == 0) continue;
     s.keep = t.decay ? static_cast<float>(1 - o.rate * o.weight_decay) : 1;
     const bool wide = n.count % 4 == 0 && aligned({n.weight, n.gradient, n.m, n.v}) &&

@@ -255,7 +255,7 @@ void gate_weight_backward(const Sizes& s, int split, int slice, const bf16* dlog
 }
 
 void linear_backward_weight(const LinearGradSizes& s, int slice, const bf16* dy, const bf16* x, float* grad,
-                            cudaStream_t stream) {
+                            bool accumulate, cudaStream_t stream) {
   const std::uint64_t m = s.columns, d = s.inner, t = s.rows;
   Args args{};
   args.a = tensor_map(dy, {m, t}, {m}, {64, kTileK});
@@ -267,7 +267,7 @@ void linear_backward_weight(const LinearGradSizes& s, int slice, const bf16* dy,
   args.m = s.columns;
   args.width = s.inner;
   args.f32 = true;
-  args.accumulate = args.experts == 1;
+  args.accumulate = accumulate;
   args.n_first = s.columns > s.inner;
   run(args, stream);
 }

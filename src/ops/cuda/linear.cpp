@@ -104,9 +104,10 @@ void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tens
                                          ctx.stream());
 }
 
-void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw) {
+void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw, bool accumulate) {
   const gpu::LinearGradSizes s = gradient_sizes(dy, x.dim(1));
   require(on_gpu({&dy, &x, &dw}), "[linear_backward_weight] the operands of a GPU's product are in its memory");
+  if (s.rows == 0 && !accumulate) ctx.fill_zero(dw);
   if (s.rows == 0 || dw.numel() == 0) return;
   const Path path = gpu::choose_path(dy.dtype(), s.inner, s.columns);
   const int slice = gpu::linear_slice(s.rows, s.columns, s.inner), slices = (s.rows + slice - 1) / slice;
@@ -114,13 +115,15 @@ void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Ten
       path == Path::kHopper ? slices : 1);
   auto* const to = static_cast<float*>(dw.raw_mutable());
   if (path != Path::kHopper)
-    return gpu::portable::linear_backward_weight(s, dy.dtype(), path == Path::kMma, dy.raw(), x.raw(), to, ctx.stream());
-  if (slices == 1) return gpu::hopper::linear_backward_weight(s, slice, bf16_of(dy), bf16_of(x), to, ctx.stream());
+    return gpu::portable::linear_backward_weight(s, dy.dtype(), path == Path::kMma, dy.raw(), x.raw(), to, accumulate,
+                                                 ctx.stream());
+  if (slices == 1)
+    return gpu::hopper::linear_backward_weight(s, slice, bf16_of(dy), bf16_of(x), to, accumulate, ctx.stream());
   Tensor partial = ctx.empty(DType::kF32, {slices, s.columns, s.inner});
   auto* const parts = static_cast<float*>(partial.raw_mutable());
-  gpu::hopper::linear_backward_weight(s, slice, bf16_of(dy), bf16_of(x), parts, ctx.stream());
+  gpu::hopper::linear_backward_weight(s, slice, bf16_of(dy), bf16_of(x), parts, /*accumulate=*/false, ctx.stream());
   const auto size = static_cast<std::size_t>(dw.numel());
-  gpu::add_slices(parts, slices, size, size, DType::kF32, to, /*accumulate=*/true, ctx.stream());
+  gpu::add_slices(parts, slices, size, size, DType::kF32, to, accumulate, ctx.stream());
 }
 
 }  // namespace dsmoe::ops::cuda

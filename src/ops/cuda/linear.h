@@ -22,8 +22,8 @@ struct LinearMatrix {
   int columns;  // N
 };
 
-// Of the gradients: dy [T, N], W and dW [N, K], dx and x [T, K]. dx = dy · W (added to with `accumulate`) and
-// dW += dyᵀ · x are f32. On Hopper N and K are multiples of 8.
+// Of the gradients: dy [T, N], W and dW [N, K], dx and x [T, K]. dx = dy · W and dW = dyᵀ · x, added to with
+// `accumulate`, are f32. On Hopper N and K are multiples of 8.
 struct LinearGradSizes {
   int rows, columns, inner;  // T, N, K
 };
@@ -47,10 +47,9 @@ void project_few(const LinearSizes& s, const __nv_bfloat16* x, std::span<const L
                  cudaStream_t stream);
 void linear_backward_input(const LinearGradSizes& s, const __nv_bfloat16* dy, const __nv_bfloat16* w, float* dx,
                            bool accumulate, cudaStream_t stream);
-// Over slices of `slice` tokens, a multiple of 64: of one slice dW += its product; of several, which fill a device where W
-// is small, grad [slices, N, K] is overwritten with those of each.
+// Over slices of `slice` tokens, a multiple of 64: grad [slices, N, K]. Several of them fill a device where W is small.
 void linear_backward_weight(const LinearGradSizes& s, int slice, const __nv_bfloat16* dy, const __nv_bfloat16* x,
-                            float* grad, cudaStream_t stream);
+                            float* grad, bool accumulate, cudaStream_t stream);
 }  // namespace hopper
 
 namespace portable {
@@ -59,7 +58,7 @@ void linear(const LinearSizes& s, DType dtype, bool mma, const void* x, const Li
 void linear_backward_input(const LinearGradSizes& s, DType dtype, bool mma, const void* dy, const void* w, float* dx,
                            bool accumulate, cudaStream_t stream);
 void linear_backward_weight(const LinearGradSizes& s, DType dtype, bool mma, const void* dy, const void* x, float* dw,
-                            cudaStream_t stream);
+                            bool accumulate, cudaStream_t stream);
 }  // namespace portable
 
 }  // namespace dsmoe::cuda

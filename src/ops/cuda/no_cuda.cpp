@@ -56,7 +56,7 @@ void gradient_square(Context&, std::span<const AdamTensor>, Tensor&) { not_built
 Tensor cross_entropy(Context&, const Tensor&, const Tensor&, Tensor*, Tensor*, float) { not_built(); }
 void embedding_backward(Context&, const Tensor&, const Tensor&, Tensor&) { not_built(); }
 void linear_backward_input(Context&, const Tensor&, const Tensor&, Tensor&, bool) { not_built(); }
-void linear_backward_weight(Context&, const Tensor&, const Tensor&, Tensor&) { not_built(); }
+void linear_backward_weight(Context&, const Tensor&, const Tensor&, Tensor&, bool) { not_built(); }
 void rms_norm_backward(Context&, const Tensor&, const Tensor&, const Tensor&, float, Tensor&, Tensor&) { not_built(); }
 void embedding(Context&, const Tensor&, const Tensor&, Tensor&) { not_built(); }
 void linear(Context&, const Tensor&, std::span<const Projection>) { not_built(); }

@@ -59,13 +59,14 @@ struct InputGrad {
   }
 };
 
-// dW += dyᵀ · x. m: rows of W, n: columns of W, k: rows of dy and x.
+// dW = dyᵀ · x. m: rows of W, n: columns of W, k: rows of dy and x.
 template <class T>
 struct WeightGrad {
   static constexpr bool kContiguousM = true, kContiguousN = true;
   LinearGradSizes s;
   const T *dy, *x;
   float* dw;
+  bool accumulate;
   __device__ Rows rows(int) const { return {0, 0, s.rows}; }
   __device__ int m_size(const Rows&) const { return s.columns; }
   __device__ int n_size() const { return s.inner; }
@@ -75,8 +76,9 @@ struct WeightGrad {
   __device__ void store(const Rows&, const Result& c) const {
     for (int i = threadIdx.x; i < kTile * kTile; i += kThreads) {
       const int m = i / kTile, n = i % kTile;
-      if (c.m0 + m < s.columns && c.n0 + n < s.inner)
-        dw[static_cast<std::size_t>(c.m0 + m) * s.inner + c.n0 + n] += c.tile[m][n];
+      if (c.m0 + m >= s.columns || c.n0 + n >= s.inner) continue;
+      float* const to = dw + static_cast<std::size_t>(c.m0 + m) * s.inner + c.n0 + n;
+      *to = accumulate ? *to + c.tile[m][n] : c.tile[m][n];
     }
   }
 };
@@ -92,9 +94,10 @@ void linear_backward_input(const LinearGradSizes& s, DType dtype, bool mma, cons
 }
 
 void linear_backward_weight(const LinearGradSizes& s, DType dtype, bool mma, const void* dy, const void* x, float* dw,
-                            cudaStream_t stream) {
+                            bool accumulate, cudaStream_t stream) {
   with_type(dtype, [&]<class T>(T) {
-    run(WeightGrad<T>{s, static_cast<const T*>(dy), static_cast<const T*>(x), dw}, mma, s.columns, s.inner, 1, stream);
+    run(WeightGrad<T>{s, static_cast<const T*>(dy), static_cast<const T*>(x), dw, accumulate}, mma, s.columns, s.inner, 1,
+        stream);
   });
 }
 

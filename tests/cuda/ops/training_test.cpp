@@ -69,6 +69,10 @@ TEST_F(CudaTraining, LinearBackwardWeight) {
         EXPECT_TRUE(close(ctx().fetch(got), want, limit(DType::kF32, t)))
             << t << " " << n << " " << k << " " << to_string(dtype) << " " << cuda::to_string(path);
         EXPECT_TRUE(same_bits(ctx().fetch(got), ctx().fetch(again)));
+        Tensor zero = ctx().zeros(DType::kF32, {n, k});
+        ops::linear_backward_weight(ctx(), ctx().place(dy), ctx().place(x), zero);
+        ops::linear_backward_weight(ctx(), ctx().place(dy), ctx().place(x), again, /*accumulate=*/false);
+        EXPECT_TRUE(close(ctx().fetch(again), ctx().fetch(zero), limit(DType::kF32, 1)));
       }
     }
 }
