@@ -96,19 +96,40 @@ __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
 }
 
 __device__ __forceinline__ void put_f32(float* out, float v, bool accumulate) { *out = accumulate ? *out + v : v; }
+__device__ __forceinline__ void put_f32(float2* out, float2 v, bool accumulate) {
+  if (accumulate) {
+    const float2 old = *out;
+    v = {old.x + v.x, old.y + v.y};
+  }
+  *out = v;
+}
 
-// f32 gradients go straight to memory: eight lanes (transposed) or four lanes of pairs fill a 32-byte sector.
+// f32 gradients go straight to memory: eight lanes (transposed) or four lanes of pairs fill a 32-byte sector at once, which
+// is what memory takes.
 __device__ __forceinline__ void store_f32(const Args& args, const GradTile& tile, const float (&acc)[kTileN / 2],
                                           int group) {
   const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4 * 2;
   float* grad = static_cast<float*>(args.grad) + static_cast<std::size_t>(tile.expert) * args.m * args.width;
-  const std::size_t step_m = args.transposed ? 1 : args.width, step_n = args.transposed ? args.m : 1;
+  const int first = tile.m0 + group * 64 + warp * 16 + g;
+  if (!args.transposed) {
+#pragma unroll
+    for (int j = 0; j < kTileN / 8; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int m = first + half * 8, n = tile.n0 + j * 8 + c;  // the width is even
+        float* const to = grad + static_cast<std::size_t>(m) * args.width + n;
+        if (m < args.m && n < args.width)
+          put_f32(reinterpret_cast<float2*>(to), {acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]}, args.accumulate);
+      }
+    return;
+  }
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int m = tile.m0 + group * 64 + warp * 16 + g + i / 2 * 8, n = tile.n0 + j * 8 + c + i % 2;
-      if (m < args.m && n < args.width) put_f32(grad + m * step_m + n * step_n, acc[4 * j + i], args.accumulate);
+      const int m = first + i / 2 * 8, n = tile.n0 + j * 8 + c + i % 2;
+      if (m < args.m && n < args.width)
+        put_f32(grad + static_cast<std::size_t>(n) * args.m + m, acc[4 * j + i], args.accumulate);
     }
 }
 
