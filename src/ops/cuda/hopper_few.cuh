@@ -48,31 +48,56 @@ struct BoxOperands {
   }
   __device__ __forceinline__ void multiply(float (&acc)[4]) const {
 #pragma unroll
-    for (int step = 0; step < kBoxK / 16; ++step)
-      ptx::mma_16816(acc, a[step][0], a[step][1], a[step][2], a[step][3], b[step / 2][step % 2 * 2],
-                     b[step / 2][step % 2 * 2 + 1]);
+    for (int step = 0; step < kBoxK / 16; ++step) multiply(acc, step);
+  }
+  // The same, and loads the operands of the next box in between: a product waits for the one before it anyway. The compiler
+  // would move every load to right before its use, where both wait; it moves none across __syncwarp().
+  __device__ __forceinline__ void multiply(float (&acc)[4], BoxOperands& next, const LanePlaces& at, std::uint32_t weights,
+                                           std::uint32_t tokens) const {
+#pragma unroll
+    for (int step = 0; step < kBoxK / 16; ++step) {
+      multiply(acc, step);
+      if (step % 2 == 0) ptx::ldmatrix(next.b[step / 2], tokens + at.b[step / 2]);
+      ptx::ldmatrix(next.a[step], weights + at.a[step]);
+      __syncwarp();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void multiply(float (&acc)[4], int step) const {
+    ptx::mma_16816(acc, a[step][0], a[step][1], a[step][2], a[step][3], b[step / 2][step % 2 * 2],
+                   b[step / 2][step % 2 * 2 + 1]);
   }
 };
 
-// acc += the first `boxes` boxes of a stage, whose tokens lie token_step bytes apart. Operands are loaded a box ahead.
-template <int kBoxes>
-__device__ __forceinline__ void multiply_stage(float (&acc)[4], const LanePlaces& at, std::uint32_t weights,
-                                               std::uint32_t tokens, int token_step, int boxes) {
+// acc += the product of `boxes` boxes, kBoxes of which are a stage. weights(i) waits for stage i and says where it is,
+// tokens(i) where its tokens are, which lie token_step bytes apart; done(i) is called when all of stage i has been read.
+template <int kBoxes, class Weights, class Tokens, class Done>
+__device__ __forceinline__ void multiply_boxes(float (&acc)[4], const LanePlaces& at, int boxes, int token_step,
+                                               Weights&& weights, Tokens&& tokens, Done&& done) {
+  static_assert(kBoxes % 2 == 0);
+  const int stages = (boxes + kBoxes - 1) / kBoxes;
   BoxOperands operands[2];
-  if (boxes >= kBoxes) {
-    operands[0].load(at, weights, tokens);
-#pragma unroll
-    for (int i = 0; i < kBoxes; ++i) {
-      if (i + 1 < kBoxes) operands[(i + 1) % 2].load(at, weights + (i + 1) * kFewBytes, tokens + (i + 1) * token_step);
-      operands[i % 2].multiply(acc);
-    }
-  } else {
+  std::uint32_t w = weights(0), t = tokens(0);
+  operands[0].load(at, w, t);
 #pragma unroll 1
-    for (int i = 0; i < boxes; ++i) {
-      operands[0].load(at, weights + i * kFewBytes, tokens + i * token_step);
-      operands[0].multiply(acc);
-    }
+  for (int i = 0; i + 1 < stages; ++i) {
+#pragma unroll
+    for (int j = 0; j + 1 < kBoxes; ++j)
+      operands[j % 2].multiply(acc, operands[(j + 1) % 2], at, w + (j + 1) * kFewBytes, t + (j + 1) * token_step);
+    w = weights(i + 1), t = tokens(i + 1);
+    operands[1].multiply(acc, operands[0], at, w, t);
+    done(i);
   }
+  const int rest = boxes - (stages - 1) * kBoxes;
+#pragma unroll
+  for (int j = 0; j < kBoxes; ++j) {
+    if (j + 1 < rest)
+      operands[j % 2].multiply(acc, operands[(j + 1) % 2], at, w + (j + 1) * kFewBytes, t + (j + 1) * token_step);
+    else if (j < rest)
+      operands[j % 2].multiply(acc);
+  }
+  done(stages - 1);
 }
 
 // The ring of one warp. Stage n, counted from the start of the kernel, is at n % kStages.

@@ -51,12 +51,17 @@ struct SharedRows {
     const int step = args.rows * 128, boxes = boxes_of(args.inner);
     LanePlaces places;
     places.set(min(static_cast<int>(threadIdx.x % 8), args.rows - 1));
-    for (int i = 0; i * kBoxes < boxes; ++i) {
-      ring.wait(i);
-      multiply_stage<kBoxes>(acc[0], places, ring.stage(i), at + i * kBoxes * step, step, boxes - i * kBoxes);
-      __syncwarp();
-      release(i + 1);
-    }
+    multiply_boxes<kBoxes>(
+        acc[0], places, boxes, step,
+        [&](int i) {
+          ring.wait(i);
+          return ring.stage(i);
+        },
+        [&](int i) { return at + i * kBoxes * step; },
+        [&](int i) {
+          __syncwarp();
+          release(i + 1);
+        });
   }
 };
 
@@ -93,13 +98,16 @@ struct RegisterRows {
     for (int i = 0; i * kBoxes < boxes; ++i) {
       load(next, i + 1);
       ring.wait(i);
+      std::uint32_t a[2][4];  // a step ahead, as in hopper_few.cuh
+      ptx::ldmatrix(a[0], ring.stage(i) + places.a[0]);
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         if (i * kBoxes + s / 4 >= boxes) break;
-        std::uint32_t a[4];
-        ptx::ldmatrix(a, ring.stage(i) + s / 4 * kFewBytes + places.a[s % 4]);
+        if (s + 1 < kSteps) ptx::ldmatrix(a[(s + 1) % 2], ring.stage(i) + (s + 1) / 4 * kFewBytes + places.a[(s + 1) % 4]);
+        __syncwarp();
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) ptx::mma_16816(acc[t], a[0], a[1], a[2], a[3], now[t][s][0], now[t][s][1]);
+        for (int t = 0; t < kTiles; ++t)
+          ptx::mma_16816(acc[t], a[s % 2][0], a[s % 2][1], a[s % 2][2], a[s % 2][3], now[t][s][0], now[t][s][1]);
       }
       __syncwarp();
       release(i + 1);

@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(kThreads)
   } else {
     for (int c = first; c < width; c += kStep) square(c, kept[0]);
   }
-  const double mean = static_cast<double>(block_sum(sum)) / width;
-  const auto inverse = static_cast<float>(1 / sqrt(mean + eps));
+  // Single precision: a division and a root in double take 0.4 us each time, while all others wait.
+  const float inverse = __frsqrt_rn(__fadd_rn(__fdiv_rn(block_sum(sum), static_cast<float>(width)), eps));
   const auto scale = [&](int c, const gpu::Pack<float, kVector>& in, const gpu::Pack<W, kVector>& w) {
     gpu::Pack<Y, kVector> out;
 #pragma unroll
