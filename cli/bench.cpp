@@ -6,10 +6,12 @@
 namespace dsmoe::cli {
 
 void add_bench(CLI::App& program) {
-  CLI::App* bench = add_command(program, "bench",
-                                "Benchmark a layer, a model, training or tracing against this machine's measured limits");
+  CLI::App* bench =
+      add_command(program, "bench",
+                  "Benchmark a layer, attention, a model, training or tracing against this machine's measured limits");
   bench->require_subcommand(1);
   bench->footer("Example:\n  dsmoe bench layer --tokens 1,16,512 --dtype bf16");
+  add_bench_attention(*bench);
   add_bench_layer(*bench);
   add_bench_model(*bench);
   add_bench_trace(*bench);

@@ -8,6 +8,7 @@
 
 namespace dsmoe::cli {
 
+void add_bench_attention(CLI::App& bench);
 void add_bench_layer(CLI::App& bench);
 void add_bench_model(CLI::App& bench);
 void add_bench_trace(CLI::App& bench);

@@ -15,12 +15,6 @@ namespace dsmoe::cli {
 
 namespace {
 
-cuda::Path path_of(const std::string& name) {
-  for (const cuda::Path path : {cuda::Path::kHopper, cuda::Path::kMma, cuda::Path::kPlain})
-    if (name == cuda::to_string(path)) return path;
-  return cuda::Path::kAuto;
-}
-
 std::size_t bytes_of(const MoeWeights& w) {
   return w.gate.bytes() + w.experts.gate_up().bytes() + w.experts.down().bytes();
 }

@@ -1,6 +1,8 @@
 // dsmoe bench --device cuda in a build without CUDA.
+#include "cli/bench_attention.h"
 #include "cli/bench_layer.h"
 #include "cli/bench_model.h"
+#include "cli/bench_train.h"
 #include "cli/build_info.h"
 #include "core/fail.h"
 
@@ -15,7 +17,9 @@ namespace {
 }  // namespace
 
 bool cuda_built() { return false; }
+AttentionReport bench_attention_cuda(const AttentionOptions&) { not_built(); }
 LayerReport bench_layer_cuda(const LayerOptions&) { not_built(); }
 void bench_model_on_gpu(const BenchModelOptions&) { not_built(); }
+void bench_train_on_gpu(const BenchTrainFlags&, const ModelConfig&) { not_built(); }
 
 }  // namespace dsmoe::cli

@@ -1,4 +1,6 @@
 // dsmoe bench train: whole training steps (forward, backward, AdamW) on random tokens, beside the measured peak.
+#include "cli/bench_train.h"
+
 #include <fmt/format.h>
 #include <malloc.h>
 
@@ -8,9 +10,11 @@
 #include "cli/bench.h"
 #include "cli/commands.h"
 #include "cli/format.h"
+#include "cli/option_flags.h"
 #include "cli/output.h"
 #include "cli/ranges.h"
 #include "cli/table.h"
+#include "core/device.h"
 #include "core/memory.h"
 #include "core/random.h"
 #include "model/plan.h"
@@ -22,14 +26,6 @@
 namespace dsmoe::cli {
 
 namespace {
-
-struct BenchTrainFlags {
-  std::string preset, config;
-  std::vector<std::string> dtypes = {"f32", "bf16"};
-  Index batch = 16, length = 128;
-  int repeat = 10, threads = 0;
-  bool recompute = false, json = false;
-};
 
 struct TrainResult {
   std::string dtype;
@@ -48,16 +44,6 @@ ModelConfig default_model() {
   c.first_k_dense_replace = 0;
   c.max_position_embeddings = 4096;
   return c;
-}
-
-train::Batch random_batch(const ModelConfig& c, Index sequences, Index length) {
-  train::Batch b{.sequences = sequences, .length = length};
-  const Philox random(1, 2);
-  for (Index i = 0; i < 2 * sequences * length; ++i)
-    (i % 2 == 0 ? b.ids : b.targets)
-        .push_back(static_cast<std::int32_t>(
-            random.below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(c.vocab_size))));
-  return b;
 }
 
 // The most memory that this process has had since the last reset, without what it had then; 0 where the system does
@@ -86,23 +72,16 @@ TrainResult measure(Context& ctx, const ModelConfig& c, const BenchTrainFlags& o
   TrainResult r{.dtype = dtype};
   const DType type = *option_value<DType>(dtype);
   const PeakMemory memory;
-  train::TrainOptions options;
-  options.dtype = type;
-  options.batch_size = o.batch;
-  options.seq_len = o.length;
-  options.recompute = o.recompute;
-  options.warmup_steps = 0;
-  options.lr = 1e-4;
-  train::Trainer trainer(ctx, c, random_weights(c, 1, type, ctx), options);
-  const train::Batch batch = random_batch(c, o.batch, o.length);
+  train::Trainer trainer(ctx, c, random_weights(c, 1, type, ctx), o.options(type));
+  const std::vector<train::Batch> batches = o.batches(c);
   std::vector<double> seconds;
   for (int i = -2; i < o.repeat; ++i) {
     r.peak = std::max(r.peak, cpu::peak_flops(ctx, type, 0.02));
     const double start = now_seconds();
-    trainer.step(std::span(&batch, 1));
+    trainer.step(batches);
     if (i >= 0) seconds.push_back(now_seconds() - start);
   }
-  const auto tokens = static_cast<double>(o.batch * o.length);
+  const auto tokens = static_cast<double>(o.tokens());
   r.step_seconds = median(seconds);
   r.tokens_per_second = tokens / r.step_seconds;
   r.flops = r.tokens_per_second * static_cast<double>(training_flops(c, o.length));
@@ -114,10 +93,14 @@ TrainResult measure(Context& ctx, const ModelConfig& c, const BenchTrainFlags& o
 
 void run(const BenchTrainFlags& o) {
   if (!o.preset.empty() && !o.config.empty()) throw UsageError("give only one of --preset and --config");
-  const ModelConfig c = !o.preset.empty()   ? ModelConfig::preset(o.preset)
-                        : !o.config.empty() ? ModelConfig::load(o.config)
-                                            : default_model();
-  Context ctx(o.threads);
+  ModelConfig c = !o.preset.empty()   ? ModelConfig::preset(o.preset)
+                  : !o.config.empty() ? ModelConfig::load(o.config)
+                                      : default_model();
+  if (o.layers > 0) c.num_hidden_layers = o.layers;
+  c.validate();
+  if (o.where.device.value_or(device::available() ? Device::kCuda : Device::kCpu) == Device::kCuda)
+    return bench_train_on_gpu(o, c);
+  Context ctx(o.where.threads);
   std::vector<TrainResult> results;
   for (const std::string& dtype : o.dtypes) results.push_back(measure(ctx, c, o, dtype));
   if (o.json) {
@@ -135,6 +118,7 @@ void run(const BenchTrainFlags& o) {
     print_json({{"parameters", count_parameters(c).total},
                 {"batch_size", o.batch},
                 {"seq_len", o.length},
+                {"grad_accum", o.passes},
                 {"threads", ctx.threads()},
                 {"kernels", cpu::kernels().name},
                 {"flops_per_token", training_flops(c, o.length)},
@@ -150,13 +134,38 @@ void run(const BenchTrainFlags& o) {
                r.memory > 0 ? fmt::format("{:.2f}", r.memory / (r.state + r.activations)) : "unknown"});
   print(table.str());
   print(
-      fmt::format("\n{} parameters, {} sequences of {} tokens, {} threads, {} kernels; medians of {} steps.\n"
+      fmt::format("\n{} parameters, {} x {} sequences of {} tokens a step, {} threads, {} kernels; medians of {} steps.\n"
                   "A token takes {}, forward and backward. Needed: weights, gradients, moments and kept activations.\n",
-                  human_count(static_cast<double>(count_parameters(c).total)), o.batch, o.length, ctx.threads(),
+                  human_count(static_cast<double>(count_parameters(c).total)), o.passes, o.batch, o.length, ctx.threads(),
                   cpu::kernels().name, o.repeat, human_flops(static_cast<double>(training_flops(c, o.length)))));
 }
 
 }  // namespace
+
+train::TrainOptions BenchTrainFlags::options(DType dtype) const {
+  train::TrainOptions t;
+  t.dtype = dtype;
+  t.batch_size = batch;
+  t.seq_len = length;
+  t.grad_accum = passes;
+  t.recompute = recompute;
+  t.warmup_steps = 0;
+  t.lr = 1e-4;
+  return t;
+}
+
+std::vector<train::Batch> BenchTrainFlags::batches(const ModelConfig& c) const {
+  std::vector<train::Batch> all;
+  for (Index pass = 0; pass < passes; ++pass) {
+    train::Batch& b = all.emplace_back(train::Batch{.sequences = batch, .length = length});
+    const Philox random(1, 2 + static_cast<std::uint64_t>(pass));
+    for (Index i = 0; i < 2 * batch * length; ++i)
+      (i % 2 == 0 ? b.ids : b.targets)
+          .push_back(static_cast<std::int32_t>(
+              random.below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(c.vocab_size))));
+  }
+  return all;
+}
 
 void add_bench_train(CLI::App& bench) {
   auto options = std::make_shared<BenchTrainFlags>();
@@ -164,17 +173,25 @@ void add_bench_train(CLI::App& bench) {
   CLI::App* command = add_command(bench, "train", "Benchmark training steps: forward, backward and AdamW");
   command->add_option("--preset", o.preset, "Known architecture (default: a small one)");
   command->add_option("--config", o.config, "Architecture from a config.json");
+  command->add_option("--layers", o.layers, "Only so many layers of it (0: all)")
+      ->check(in_range(kNotNegative))
+      ->capture_default_str();
   command->add_option("--dtype", o.dtypes, "Dtype: f32, bf16 or both, comma-separated")
       ->delimiter(',')
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
-  command->add_option("--batch-size", o.batch, "Sequences per step")->check(in_range(kPositive))->capture_default_str();
-  command->add_option("--seq-len", o.length, "Tokens per sequence")->check(in_range(kPositive))->capture_default_str();
-  command->add_flag("--recompute", o.recompute, "Activation checkpointing: recompute blocks in the backward pass");
-  command->add_option("-r,--repetitions", o.repeat, "Timed steps; the median is reported")
+  command->add_option("--batch-size", o.batch, "Sequences per forward and backward pass")
       ->check(in_range(kPositive))
       ->capture_default_str();
-  command->add_option("-t,--threads", o.threads, "CPU threads (0: one per core)")->capture_default_str();
+  command->add_option("--seq-len", o.length, "Tokens per sequence")->check(in_range(kPositive))->capture_default_str();
+  command->add_option("--grad-accum", o.passes, "Gradient accumulation: passes per optimizer step")
+      ->check(in_range(kPositive))
+      ->capture_default_str();
+  command->add_flag("--recompute", o.recompute, "Activation checkpointing: recompute blocks in the backward pass");
+  command->add_option("-r,--repetitions", o.repeat, "Timed steps")->check(in_range(kPositive))->capture_default_str();
+  add_flags(
+      *command, o.where,
+      {.only = {"device", "threads"}, .help = {{"device", "Where the model is trained (auto: a GPU if there is one)"}}});
   command->add_flag("--json", o.json, "Print the results as JSON");
   command->footer("Example:\n  dsmoe bench train --dtype f32");
   command->callback([options] { run(*options); });

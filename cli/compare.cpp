@@ -17,9 +17,11 @@
 #include "cli/ranges.h"
 #include "cli/table.h"
 #include "core/fail.h"
+#include "dsmoe/trainer.h"
 #include "io/atomic_file.h"
 #include "study/report.h"
 #include "train/corpus/builtin_tokenizer.h"
+#include "train/memory.h"
 
 namespace dsmoe::cli {
 
@@ -31,7 +33,7 @@ constexpr const char *kReport = "report.html", *kCurves = "curves.svg", *kAblati
 struct CompareFlags {
   study::CompareOptions compare;
   std::string preset, config, out, tokenizer;
-  int threads = 0;
+  train::RunSetup where;  // its device and threads
   bool json = false;
 };
 
@@ -93,7 +95,7 @@ void run(CompareFlags o, const std::string& command) {
   if (!o.json) print_equal(study::contenders(o.compare.base, o.compare.split, t.seq_len));
   flush_output();
 
-  Context ctx(o.threads);
+  Context ctx(o.where.threads, backend_for(train::training_device(o.where.device, o.compare.base, t)));
   const Interrupt interrupt(Work::kUnattended);
   const std::int64_t runs = 4 * o.compare.seeds;
   std::optional<Progress> progress;
@@ -164,7 +166,9 @@ void add_compare(CLI::App& program) {
                       {"batch-size", "Sequences per optimizer step"},
                       {"lr", "Peak learning rate"},
                       {"eval-every", "Steps between evaluations on the held-out data (0: a seventh of the steps)"}}});
-  command->add_option("-t,--threads", o.threads, "CPU threads (0: one per core)")->capture_default_str();
+  add_flags(*command, o.where,
+            {.only = {"device", "threads"},
+             .help = {{"device", "Where the models are trained (auto: a GPU if there is one and they fit it)"}}});
   command->add_flag("--json", o.json, "Print the result as JSON");
   command->footer("Example:\n  dsmoe compare --preset tiny -o comparison");
   command->callback([options] {

@@ -25,6 +25,11 @@ void check_blas(cublasStatus_t status) {
 }  // namespace
 
 bool cuda_built() { return true; }
+cuda::Path path_of(const std::string& name) {
+  for (const cuda::Path path : {cuda::Path::kHopper, cuda::Path::kMma, cuda::Path::kPlain})
+    if (name == cuda::to_string(path)) return path;
+  return cuda::Path::kAuto;
+}
 
 CudaStream::CudaStream() { check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
 CudaStream::~CudaStream() { cudaStreamDestroy(stream_); }

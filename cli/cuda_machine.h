@@ -5,10 +5,14 @@
 #include <cuda_runtime_api.h>
 
 #include <functional>
+#include <string>
 
 #include "dsmoe/tensor.h"
+#include "ops/cuda/device.h"
 
 namespace dsmoe::cli {
+
+cuda::Path path_of(const std::string& name);  // auto, hopper, mma or plain
 
 class CudaStream {
  public:

@@ -14,6 +14,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/table.h"
+#include "core/device.h"
 #include "dsmoe/trainer.h"
 #include "model/plan.h"
 #include "train/checkpoints.h"
@@ -28,16 +29,18 @@ std::string note_of(const train::StepRecord& r, double flops_per_token, double p
   std::string note = fmt::format("loss {:.3f}", r.result.loss);
   if (r.evaluation) note += fmt::format(" (held out {:.3f})", r.evaluation->loss);
   if (aux != 0) note += fmt::format(", aux {:.2g}", aux);
-  return note + fmt::format(", lr {:.2g}, {} tok/s, {:.0f}% of peak", r.result.rate,
-                            thousands(static_cast<std::int64_t>(r.tokens_per_second)),
-                            100 * r.tokens_per_second * flops_per_token / peak);
+  note += fmt::format(", lr {:.2g}, {} tok/s", r.result.rate, thousands(static_cast<std::int64_t>(r.tokens_per_second)));
+  const double flops = r.tokens_per_second * flops_per_token;
+  return note + (peak > 0 ? fmt::format(", {:.0f}% of peak", 100 * flops / peak) : ", " + human_flops(flops) + "/s");
 }
 
 // The peak, measured again now and then: other work on the machine can only make it look lower.
 class PeakMeter {
  public:
   explicit PeakMeter(const train::TrainingRun& run) : run_(run) {}
+  // 0 on a GPU, whose peak `dsmoe bench train` measures.
   double flops() {
+    if (run_.device() == Device::kCuda) return 0;
     constexpr double kEvery = 15;  // seconds, between measurements of 0.02
     if (now_seconds() >= next_) {
       best_ = std::max(best_, run_.measure_peak_flops(0.02));
@@ -51,7 +54,8 @@ class PeakMeter {
   double best_ = 0, next_ = 0;
 };
 
-double most_memory() {
+double most_memory(Device device) {
+  if (device == Device::kCuda) return static_cast<double>(device::usage().peak);
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<double>(usage.ru_maxrss) * 1024;
@@ -69,6 +73,7 @@ struct Summary {
   const train::RunResult& result;
   std::optional<train::StepRecord> last;
   Index steps_done;
+  Device device;
 };
 
 void print_summary(const Summary& s) {
@@ -84,18 +89,19 @@ void print_summary(const Summary& s) {
                                   {"tokens_per_second", rate},
                                   {"loss", s.last ? nlohmann::ordered_json(s.last->result.loss) : nlohmann::ordered_json()},
                                   {"stopped", s.result.stopped},
-                                  {"memory_bytes", most_memory()}};
+                                  {"device", option_name(s.device)},
+                                  {"memory_bytes", most_memory(s.device)}};
     if (s.result.evaluation) out["eval_loss"] = s.result.evaluation->loss;
     if (s.result.state.best_step >= 0) out["best_step"] = s.result.state.best_step;
     if (!domains.empty()) out["eval_domains"] = domains;
     return print_json(out);
   }
-  print(fmt::format("{} after {} steps, {} tokens: loss {}{}; {} in this run, {} tok/s, {} of memory\n",
+  print(fmt::format("{} after {} steps, {} tokens: loss {}{}; {} in this run, {} tok/s, {} of {}memory\n",
                     s.result.stopped ? "Stopped" : "Done", s.steps_done, thousands(s.result.state.tokens),
                     s.last ? fmt::format("{:.4f}", s.last->result.loss) : "unknown",
                     s.result.evaluation ? fmt::format(", held out {:.4f}", s.result.evaluation->loss) : "",
                     human_duration(s.result.seconds), thousands(static_cast<std::int64_t>(rate)),
-                    human_bytes(most_memory())));
+                    human_bytes(most_memory(s.device)), s.device == Device::kCuda ? "GPU " : ""));
   if (s.result.evaluation && !s.result.evaluation->domains.empty()) {
     Table table({"held-out domain", "loss"});
     for (const auto& [name, loss] : s.result.evaluation->domains) table.row({name, fmt::format("{:.3f}", loss)});
@@ -144,9 +150,10 @@ void run(const TrainFlags& flags) {
   if (run.resumed_from())
     print_note(fmt::format("resuming after {} steps from {}", run.steps_done(), run.resumed_from()->string()));
   const ParameterCount count = count_parameters(run.model()->config());
-  print_note(fmt::format("{} parameters, {} activated per token, {} trained in {}; {} tokens per step",
+  print_note(fmt::format("{} parameters, {} activated per token, {} trained in {}{}; {} tokens per step",
                          human_count(static_cast<double>(count.total)), human_count(static_cast<double>(count.activated)),
                          human_count(static_cast<double>(run.trained_parameters())), to_string(options.dtype),
+                         run.device() == Device::kCuda ? " on a GPU" : "",
                          thousands(options.batch_size * options.grad_accum * options.seq_len)));
 
   PeakMeter peak(run);
@@ -162,7 +169,7 @@ void run(const TrainFlags& flags) {
   };
   const train::RunResult result = run.run(hooks);
   progress.finish();
-  print_summary({setup.out, flags.json, result, last, run.steps_done()});
+  print_summary({setup.out, flags.json, result, last, run.steps_done(), run.device()});
 }
 
 void add_options(CLI::App& command, TrainFlags& flags) {
@@ -177,7 +184,7 @@ void add_options(CLI::App& command, TrainFlags& flags) {
   });
   take(add_flags(command, s.train, {.only = rest}));
   add_flags(command, s.balance);
-  add_flags(command, s, {.only = {"threads"}});
+  add_flags(command, s, {.only = {"device", "threads"}});
   command.add_flag("--json", flags.json, "Print the summary as JSON");
 }
 

@@ -70,7 +70,9 @@ struct BalanceLosses {
 struct MoeForward {
   Tensor y;  // shape and dtype of x
   Routing routing;
-  Tensor losses;  // only in training: [4] f64, the members of BalanceLosses, where the layer ran
+  // Only in training, where the layer ran.
+  Tensor losses;  // [4] f64, the members of BalanceLosses
+  Tensor offset;  // [S + E + 1] i32: expert e was given rows [offset[e], offset[e + 1]) of all (token, expert) pairs
 
   struct Saved;
   std::shared_ptr<Saved> saved;  // what backward needs; only in training

@@ -30,6 +30,7 @@ struct RunSetup {
   std::string out;
   bool resume = false;
   std::string tokenizer;
+  std::optional<Device> device;
   int threads = 0;
   TrainOptions train;
   BalanceOptions balance;
@@ -47,6 +48,7 @@ struct RunSetup {
     v(o.out, {"out", "Output folder for checkpoints and logs"});
     v(o.resume, {"resume", "Resume the run in OUT; options not given keep their saved values"});
     v(o.tokenizer, {"tokenizer", "Folder with tokenizer.json (default: the model's, or one learned from the data)"});
+    v(o.device, {"device", "Where the model is trained (auto: a GPU if there is one and the run fits it)"});
     v(o.threads, {"threads", "CPU threads (0: one per core)", at_least(0)});
   }
 };
@@ -124,7 +126,8 @@ class TrainingRun {
   std::optional<Evaluation> evaluate() const;  // on the held-out data; none when there is none
 
   double flops_per_token() const;  // forward and backward
-  // FLOP/s of multiply-adds in registers, in the run's dtype, measured on this machine for `seconds`.
+  Device device() const;           // where it is trained
+  // FLOP/s of multiply-adds in registers of the CPU, in the run's dtype, measured on this machine for `seconds`.
   double measure_peak_flops(double seconds) const;
 
  private:

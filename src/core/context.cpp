@@ -50,7 +50,12 @@ void Context::fill_zero(Tensor& tensor) const {
 Tensor Context::place(const Tensor& tensor) const {
   if (tensor.device() == device()) return tensor;
   Tensor t = empty(tensor.dtype(), tensor.shape());
-  if (t.bytes() != 0) device::copy(t.raw_mutable(), device(), tensor.raw(), tensor.device(), t.bytes(), stream_);
+  if (t.bytes() == 0) return t;
+  constexpr std::size_t kSmall = std::size_t{512} << 10;  // tokens and tables: not worth waiting for
+  if (t.bytes() <= kSmall && device() == Device::kCuda && !device::capturing(stream_))
+    device::upload(t.raw_mutable(), tensor.raw(), t.bytes(), stream_);
+  else
+    device::copy(t.raw_mutable(), device(), tensor.raw(), tensor.device(), t.bytes(), stream_);
   return t;
 }
 

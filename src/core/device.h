@@ -33,6 +33,7 @@ struct Memory {
   std::size_t free = 0, total = 0;
 };
 Memory memory();
+void release_cached();  // freed memory that is kept for reuse goes back to the device; waits for work that uses it
 
 // In the order of the stream. A copy to or from ordinary memory of this machine returns when that memory may be used again.
 void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes, Stream stream);
@@ -56,9 +57,9 @@ class Download {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-// `rows` pieces of `width` bytes, so far apart on either side, from this machine's memory.
-void copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
-               std::size_t rows, Stream stream);
+// `rows` pieces of `width` bytes, so far apart on either side. The same as copy() else.
+void copy_rows(void* to, Device to_device, std::size_t to_pitch, const void* from, Device from_device,
+               std::size_t from_pitch, std::size_t width, std::size_t rows, Stream stream);
 void fill_bytes(void* data, int value, std::size_t bytes, Stream stream);
 
 // What `work` launches on the stream, kept to be launched again and again with the same arguments. Nothing runs yet. Memory

@@ -171,16 +171,12 @@ void reset_peak() {
   u.peak = u.now;
 }
 
+void release_cached() { blocks().release(current_device()); }
+
 Memory memory() {
   Memory m;
   check_cuda(cudaMemGetInfo(&m.free, &m.total), "memory");
   return m;
-}
-
-void copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
-               std::size_t rows, Stream stream) {
-  check_cuda(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows, cudaMemcpyHostToDevice, stream), "copy");
-  wait(stream);
 }
 
 void fill_bytes(void* data, int value, std::size_t bytes, Stream stream) {

@@ -1,6 +1,7 @@
 // The GPU functions of a build without CUDA.
 #include "core/device.h"
 #include "core/fail.h"
+#include "core/timeline.h"
 
 namespace dsmoe::device {
 
@@ -18,8 +19,11 @@ Usage usage() { return {}; }
 void reset_peak() {}
 void copy(void*, Device, const void*, Device, std::size_t, Stream) { not_built(); }
 void upload(void*, const void*, std::size_t, Stream) { not_built(); }
-void copy_rows(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, Stream) { not_built(); }
+void copy_rows(void*, Device, std::size_t, const void*, Device, std::size_t, std::size_t, std::size_t, Stream) {
+  not_built();
+}
 Memory memory() { not_built(); }
+void release_cached() {}
 void fill_bytes(void*, int, std::size_t, Stream) { not_built(); }
 std::shared_ptr<Graph> capture(Stream, const std::function<void()>&) { not_built(); }
 void launch(const Graph&, Stream) { not_built(); }
@@ -34,3 +38,13 @@ void wait(Stream) { not_built(); }
 bool capturing(Stream) { return false; }
 
 }  // namespace dsmoe::device
+
+namespace dsmoe {
+
+struct Timeline::Impl {};
+Timeline::Timeline() = default;
+Timeline::~Timeline() = default;
+std::vector<std::pair<std::string, double>> Timeline::seconds() { return {}; }
+void mark(const Context&, const char*) {}
+
+}  // namespace dsmoe

@@ -13,6 +13,24 @@ constexpr std::size_t kFaultBytes = sizeof(std::uint64_t);  // comes first
 
 }  // namespace
 
+std::vector<Tensor> fetch_together(Context& ctx, std::span<const Tensor> tensors) {
+  if (ctx.device() == Device::kCpu) return {tensors.begin(), tensors.end()};
+  constexpr std::size_t kAlign = 8;
+  std::vector<std::size_t> at{0};
+  for (const Tensor& t : tensors) at.push_back(at.back() + (t.bytes() + kAlign - 1) / kAlign * kAlign);
+  Tensor block = ctx.empty(DType::kU8, {static_cast<Index>(at.back())});
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].bytes() > 0)
+      device::copy(static_cast<char*>(block.raw_mutable()) + at[i], Device::kCuda, tensors[i].raw(), tensors[i].device(),
+                   tensors[i].bytes(), ctx.stream());
+  const auto here = std::make_shared<Tensor>(ctx.fetch(block));
+  std::vector<Tensor> fetched;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    fetched.push_back(
+        Tensor::wrap(static_cast<const char*>(here->raw()) + at[i], tensors[i].dtype(), tensors[i].shape(), here));
+  return fetched;
+}
+
 Later::Later() = default;
 Later::~Later() = default;
 Later::Later(Later&&) noexcept = default;

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "dsmoe/context.h"
 #include "dsmoe/tensor.h"
@@ -12,6 +14,9 @@ namespace dsmoe {
 namespace device {
 class Download;
 }
+
+// Copies of several tensors in this machine's memory, of which one waiting is enough; throws like Context::synchronize().
+std::vector<Tensor> fetch_together(Context& ctx, std::span<const Tensor> tensors);
 
 class Later {
  public:

@@ -40,14 +40,37 @@ bool TensorView::contiguous() const {
   return rows && (dims[0] == 1 || strides[0] == dims[1] * dims[2]);
 }
 
+// For each index of dims[1], one copy of all of dims[0].
+void TensorView::copy_blocks(char* whole, char* part, Device part_device, bool gather) const {
+  const auto bytes = [&](Index numbers) { return static_cast<std::size_t>(numbers) * size_of(tensor.dtype()); };
+  const std::size_t width = bytes(dims[2]), whole_pitch = bytes(dims[0] > 1 ? strides[0] : dims[2]),
+                    part_pitch = bytes(dims[1] * dims[2]);
+  for (Index b = 0; b < dims[1]; ++b) {
+    char *const at = whole + bytes(offset + b * strides[1]), *const other = part + bytes(b * dims[2]);
+    const auto rows = static_cast<std::size_t>(dims[0]);
+    if (gather)
+      device::copy_rows(other, part_device, part_pitch, at, tensor.device(), whole_pitch, width, rows,
+                        device::default_stream());
+    else
+      device::copy_rows(at, tensor.device(), whole_pitch, other, part_device, part_pitch, width, rows,
+                        device::default_stream());
+  }
+}
+
+Tensor TensorView::fetched() const { return dense().to(Device::kCpu); }
+
 Tensor TensorView::dense() const {
   if (contiguous()) {
     if (offset == 0 && numel() == tensor.numel()) return tensor.reshape(shape);
     return tensor.reshape({tensor.numel()}).rows(offset, offset + numel()).reshape(shape);
   }
-  require(tensor.device() == Device::kCpu, "a part of a tensor in GPU memory cannot be copied; copy the whole first");
   const std::size_t element = size_of(tensor.dtype());
-  Tensor out(tensor.dtype(), shape);
+  Tensor out(tensor.dtype(), shape, tensor.device());
+  if (tensor.device() == Device::kCuda) {
+    copy_blocks(const_cast<char*>(static_cast<const char*>(tensor.raw())), static_cast<char*>(out.raw_mutable()),
+                tensor.device(), /*gather=*/true);
+    return out;
+  }
   auto* to = static_cast<char*>(out.raw_mutable());
   each_run([&](Index first, Index count) {
     const std::size_t bytes = static_cast<std::size_t>(count) * element;
@@ -64,16 +87,11 @@ void TensorView::assign(const Tensor& from) const {
   const std::size_t element = size_of(tensor.dtype());
   const auto* at = static_cast<const char*>(source.raw());
   if (tensor.device() == Device::kCuda) {
-    // For each index of dims[1], one copy of all of dims[0].
     auto* const to = static_cast<char*>(target.raw_mutable());
-    const auto bytes = [&](Index numbers) { return static_cast<std::size_t>(numbers) * element; };
     if (contiguous())
-      return device::copy(to + bytes(offset), Device::kCuda, at, source.device(), bytes(numel()), device::default_stream());
-    for (Index b = 0; b < dims[1]; ++b)
-      device::copy_rows(to + bytes(offset + b * strides[1]), bytes(strides[0]), at + bytes(b * dims[2]),
-                        bytes(dims[1] * dims[2]), bytes(dims[2]), static_cast<std::size_t>(dims[0]),
-                        device::default_stream());
-    return;
+      return device::copy(to + static_cast<std::size_t>(offset) * element, Device::kCuda, at, source.device(),
+                          static_cast<std::size_t>(numel()) * element, device::default_stream());
+    return copy_blocks(to, const_cast<char*>(at), source.device(), /*gather=*/false);
   }
   each_run([&](Index first, Index count) {
     const std::size_t bytes = static_cast<std::size_t>(count) * element;

@@ -24,10 +24,15 @@ struct TensorView {
   bool contiguous() const;
   // A tensor of `shape`: the same memory when it is contiguous there, else a copy.
   Tensor dense() const;
+  Tensor fetched() const;                    // the same in this machine's memory
   void assign(const Tensor& from) const;     // of `shape`; f32, bf16 and f16 are converted
   TensorView on(const Tensor& other) const;  // the same view of another tensor of the same shape
   // Calls fn(first, count) for each contiguous run of elements, as long as possible.
   void each_run(const std::function<void(Index first, Index count)>& fn) const;
+
+ private:
+  // Between the whole tensor in GPU memory and its numbers one after another.
+  void copy_blocks(char* whole, char* part, Device part_device, bool gather) const;
 };
 
 }  // namespace dsmoe

@@ -73,14 +73,26 @@ Staging& staging() {
 
 }  // namespace
 
+namespace {
+
+cudaMemcpyKind kind_of(Device to, Device from) {
+  const bool up = to == Device::kCuda, down = from == Device::kCuda;
+  return up ? (down ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
+            : (down ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost);
+}
+
+}  // namespace
+
 void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes, Stream stream) {
-  const bool up = to_device == Device::kCuda, down = from_device == Device::kCuda;
-  check_cuda(cudaMemcpyAsync(to, from, bytes,
-                             up ? (down ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
-                                : (down ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost),
-                             stream),
+  check_cuda(cudaMemcpyAsync(to, from, bytes, kind_of(to_device, from_device), stream), "copy");
+  if (to_device != from_device) wait(stream);
+}
+
+void copy_rows(void* to, Device to_device, std::size_t to_pitch, const void* from, Device from_device,
+               std::size_t from_pitch, std::size_t width, std::size_t rows, Stream stream) {
+  check_cuda(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows, kind_of(to_device, from_device), stream),
              "copy");
-  if (up != down) wait(stream);
+  if (to_device != from_device) wait(stream);
 }
 
 void upload(void* to, const void* from, std::size_t bytes, Stream stream) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "core/timeline.h"
 #include "model/linear_layer.h"
 #include "model/modules.h"
 #include "ops/attention.h"
@@ -80,33 +81,39 @@ Index kept_bytes(const GqaSpec& s, Index, Index element) {
 
 Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
                          const Tensor& h, AttentionSaved* saved) {
+  mark(ctx, "projections");
   const auto [q_in, k, v] = new_tokens(ctx, spec, w, pass, layer, h);
   // Computed in bf16 where queries and cache both are; else in f32, with keys and values as they are stored.
   const bool narrow = h.dtype() == DType::kBF16 && k.dtype() == DType::kBF16;
   const Tensor q = ops::converted(ctx, q_in, narrow ? DType::kBF16 : DType::kF32);
   Tensor out = ctx.empty(q.dtype(), q.shape()), lse;
   if (saved) lse = ctx.empty(DType::kF32, {spec.heads, h.dim(0)});
+  mark(ctx, "attention");
   ops::attention(ctx, shape_of(spec), q, k, v, pass.slices, out, saved ? &lse : nullptr);
   if (saved) *saved = {q, k, v, out, lse};
+  mark(ctx, "projections");
   return linear_forward(ctx, ops::converted(ctx, out, h.dtype()), w.o, DType::kF32);
 }
 
 Tensor attention_backward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, const Tensor& h,
-                          const AttentionSaved& saved, const Tensor& dy, AttentionGrads& grads) {
+                          const AttentionSaved& saved, const Tensor& dy, AttentionGrads& grads, bool add_grads) {
+  mark(ctx, "projections, backward");
   Tensor dout = ctx.empty(DType::kF32, saved.out.shape());
-  linear_backward(ctx, dy, saved.out, w.o, grads.o, dout, false);
+  linear_backward(ctx, dy, saved.out, w.o, grads.o, add_grads, dout, false);
 
   Tensor dq = ctx.empty(DType::kF32, saved.q.shape()), dk = ctx.empty(DType::kF32, saved.k.shape());
   Tensor dv = ctx.empty(DType::kF32, saved.v.shape());
+  mark(ctx, "attention, backward");
   ops::attention_backward(ctx, shape_of(spec), saved.q, saved.k, saved.v, pass.slices, saved.out, saved.lse,
                           ops::converted(ctx, dout, h.dtype()), dq, dk, dv);
   ops::apply_rope(ctx, dq, pass.rope, /*inverse=*/true);
   ops::apply_rope(ctx, dk, pass.rope, /*inverse=*/true);
 
+  mark(ctx, "projections, backward");
   Tensor dh = ctx.empty(DType::kF32, h.shape());
-  linear_backward(ctx, ops::converted(ctx, dq, h.dtype()), h, w.q, grads.q, dh, false);
-  linear_backward(ctx, ops::converted(ctx, dk, h.dtype()), h, w.k, grads.k, dh, true);
-  linear_backward(ctx, ops::converted(ctx, dv, h.dtype()), h, w.v, grads.v, dh, true);
+  linear_backward(ctx, ops::converted(ctx, dq, h.dtype()), h, w.q, grads.q, add_grads, dh, false);
+  linear_backward(ctx, ops::converted(ctx, dk, h.dtype()), h, w.k, grads.k, add_grads, dh, true);
+  linear_backward(ctx, ops::converted(ctx, dv, h.dtype()), h, w.v, grads.v, add_grads, dh, true);
   return dh;
 }
 

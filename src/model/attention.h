@@ -22,8 +22,8 @@ struct AttentionSaved {
 Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
                          const Tensor& h, AttentionSaved* saved);
 
-// dy in the dtype of h: adds to grads and returns dh f32 [T, D].
+// dy in the dtype of h: writes grads (adds with add_grads) and returns dh f32 [T, D].
 Tensor attention_backward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, const Tensor& h,
-                          const AttentionSaved& saved, const Tensor& dy, AttentionGrads& grads);
+                          const AttentionSaved& saved, const Tensor& dy, AttentionGrads& grads, bool add_grads);
 
 }  // namespace dsmoe

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/timeline.h"
 #include "model/mlp.h"
 #include "model/modules.h"
 #include "ops/elementwise.h"
@@ -83,14 +84,17 @@ Tensor Block::add_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& w
 
 void Block::forward(Context& ctx, const Pass& pass, Tensor& x, Tensor& y, BlockSaved* saved) const {
   pass.prefetch.before_attention(layer_);
+  mark(ctx, "norms and sums");
   const Tensor h = add_norm(ctx, y, x, w_.input_norm);
   if (saved) saved->x_in = x.clone();
   const Tensor attended = of_attention(spec_, [&](const auto& spec) {
     return attention_forward(ctx, spec, w_, pass, layer_, h, saved ? &saved->attention : nullptr);
   });
+  mark(ctx, "norms and sums");
   const Tensor h_mid = add_norm(ctx, attended, x, w_.post_attention_norm);
   if (saved) saved->x_mid = x.clone();
   pass.prefetch.before_feed_forward(layer_);
+  mark(ctx, moe_ ? "experts" : "dense layers");
   y = feed_forward(ctx, pass, h_mid, saved);
   pass.prefetch.before_next_layer(layer_);
 }
@@ -110,19 +114,27 @@ Tensor Block::feed_forward(Context& ctx, const Pass& pass, const Tensor& h, Bloc
 }
 
 void Block::backward(Context& ctx, const Pass& pass, const BlockSaved& saved, Tensor& dx, LayerTensors& grads,
-                     float aux_scale) const {
+                     bool add_grads, float aux_scale) const {
+  if (!add_grads)
+    for (Tensor* t : {&grads.input_norm, &grads.post_attention_norm}) ctx.fill_zero(*t);
   const DType dtype = dtype_;
+  mark(ctx, "norms and sums, backward");
   const Tensor dmlp = ops::converted(ctx, dx, dtype);
+  mark(ctx, moe_ ? "experts, backward" : "dense layers, backward");
   MoeGradients moe_grads = grads.moe_gradients();
-  const Tensor dh = moe_ ? moe_->backward(ctx, dmlp, saved.moe, moe_grads, {.aux_scale = aux_scale})
-                         : mlp_backward(ctx, w_.experts, saved.mlp_input, dmlp, saved.mlp, grads.experts);
+  const Tensor dh = moe_
+                        ? moe_->backward(ctx, dmlp, saved.moe, moe_grads, {.aux_scale = aux_scale, .accumulate = add_grads})
+                        : mlp_backward(ctx, w_.experts, saved.mlp_input, dmlp, saved.mlp, grads.experts, add_grads);
+  mark(ctx, "norms and sums, backward");
   ops::rms_norm_backward(ctx, dh, saved.x_mid, w_.post_attention_norm, eps_, dx, grads.post_attention_norm);
 
   // The normed input is recomputed: it is cheap, and need not be kept.
   const Tensor h = norm(ctx, saved.x_in, w_.input_norm);
   const Tensor dy = ops::converted(ctx, dx, dtype);
-  const Tensor dattention = of_attention(
-      spec_, [&](const auto& spec) { return attention_backward(ctx, spec, w_, pass, h, saved.attention, dy, grads); });
+  const Tensor dattention = of_attention(spec_, [&](const auto& spec) {
+    return attention_backward(ctx, spec, w_, pass, h, saved.attention, dy, grads, add_grads);
+  });
+  mark(ctx, "norms and sums, backward");
   ops::rms_norm_backward(ctx, ops::converted(ctx, dattention, dtype), saved.x_in, w_.input_norm, eps_, dx,
                          grads.input_norm);
 }

@@ -31,8 +31,8 @@ class Block {
   // x and y: the residual stream, and what is still to be added to it, from the block before (empty for none) and for the
   // next, whose norm takes the sum in the same step. `saved` (null in inference) is filled for backward.
   void forward(Context& ctx, const Pass& pass, Tensor& x, Tensor& y, BlockSaved* saved) const;
-  // dx: in the gradient of the block's output, out that of its input.
-  void backward(Context& ctx, const Pass& pass, const BlockSaved& saved, Tensor& dx, LayerTensors& grads,
+  // dx: in the gradient of the block's output, out that of its input. Writes grads, or adds to them.
+  void backward(Context& ctx, const Pass& pass, const BlockSaved& saved, Tensor& dx, LayerTensors& grads, bool add_grads,
                 float aux_scale) const;
 
   Index routed_experts() const { return moe_ ? moe_->config().routed_experts : 0; }

@@ -29,10 +29,12 @@ std::vector<Tensor> linear_forward(Context& ctx, const Tensor& x, std::initializ
 }
 
 void linear_backward(Context& ctx, const Tensor& dy, const Tensor& x, const LinearWeights& w, LinearWeights& grads,
-                     Tensor& dx, bool accumulate) {
-  ops::linear_backward_weight(ctx, dy, x, grads.weight);
-  ops::linear_backward_input(ctx, dy, w.weight, dx, accumulate);
-  if (w.bias.numel() > 0) ops::add_bias_backward(ctx, dy, grads.bias);
+                     bool add_grads, Tensor& dx, bool add_dx) {
+  ops::linear_backward_weight(ctx, dy, x, grads.weight, add_grads);
+  ops::linear_backward_input(ctx, dy, w.weight, dx, add_dx);
+  if (w.bias.numel() == 0) return;
+  if (!add_grads) ctx.fill_zero(grads.bias);
+  ops::add_bias_backward(ctx, dy, grads.bias);
 }
 
 }  // namespace dsmoe

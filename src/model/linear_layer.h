@@ -16,8 +16,9 @@ Tensor linear_forward(Context& ctx, const Tensor& x, const LinearWeights& w, DTy
 std::vector<Tensor> linear_forward(Context& ctx, const Tensor& x, std::initializer_list<const LinearWeights*> layers,
                                    DType dtype);
 
-// dy [T, N] and x [T, K] in the dtype of the weights: adds to grads, and writes dx [T, K] f32 (adds with accumulate).
+// dy [T, N] and x [T, K] in the dtype of the weights: writes grads (adds with add_grads) and dx [T, K] f32 (adds with
+// add_dx).
 void linear_backward(Context& ctx, const Tensor& dy, const Tensor& x, const LinearWeights& w, LinearWeights& grads,
-                     Tensor& dx, bool accumulate);
+                     bool add_grads, Tensor& dx, bool add_dx);
 
 }  // namespace dsmoe

@@ -29,11 +29,11 @@ Tensor mlp_forward(Context& ctx, const Experts& w, const Tensor& h, ops::ExpertA
 }
 
 Tensor mlp_backward(Context& ctx, const Experts& w, const Tensor& h, const Tensor& dy, ops::ExpertActivations kept,
-                    Experts& grads) {
+                    Experts& grads, bool add_grads) {
   const ops::Plan plan = ops::plan_of_one(ctx, h.dim(0));
   ops::ExpertRowGrads d = ops::experts_down_backward(ctx, w, plan, dy, std::move(kept));
-  ops::experts_weight_backward(ctx, plan, h, dy, d, grads, /*accumulate=*/true);
-  return ops::experts_gate_up_backward(ctx, w, plan, d, ctx.zeros(DType::kF32, h.shape()));
+  ops::experts_weight_backward(ctx, plan, h, dy, d, grads, add_grads);
+  return ops::experts_gate_up_backward(ctx, w, plan, d, /*gate_dx=*/Tensor());
 }
 
 }  // namespace dsmoe

@@ -10,8 +10,8 @@ namespace dsmoe {
 // h [T, D] -> [T, D]; `keep` (may be null) is filled for backward.
 Tensor mlp_forward(Context& ctx, const Experts& w, const Tensor& h, ops::ExpertActivations* keep);
 
-// Adds to grads (f32) and returns dh [T, D]. Uses up what forward kept.
+// Writes grads, f32 (adds with add_grads), and returns dh [T, D]. Uses up what forward kept.
 Tensor mlp_backward(Context& ctx, const Experts& w, const Tensor& h, const Tensor& dy, ops::ExpertActivations kept,
-                    Experts& grads);
+                    Experts& grads, bool add_grads);
 
 }  // namespace dsmoe

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "core/later.h"
+#include "core/timeline.h"
 #include "model/decode_graphs.h"
 #include "model/families/family.h"
 #include "model/modules.h"
@@ -16,9 +18,6 @@
 namespace dsmoe {
 
 namespace {
-
-// The head's logits are made for so many tokens at a time: a vocabulary is wide.
-constexpr Index kHeadTokens = 256;
 
 std::unique_ptr<ModelConfig> validated(ModelConfig config) {
   config.validate();
@@ -40,6 +39,13 @@ void register_parameters(const ModelSpec& spec, ParameterRegistry& r) {
   if (!spec.tied_head)
     r.add("head.weight", {spec.vocab, spec.width}, {.group = ParameterGroup::kHead},
           [](ModelTensors& m) -> Tensor& { return m.head; });
+}
+
+// A GPU needs many to be busy: 4096 of 102,400 words are 1.7 GB.
+Index head_tokens(Device device, Index vocab) {
+  constexpr Index kFewest = 256, kMost = 16384, kNumbers = Index{4096} * 102400;
+  if (device == Device::kCpu) return kFewest;
+  return std::clamp(kNumbers / vocab / kFewest * kFewest, kFewest, kMost);
 }
 
 Transformer::Transformer(ModelConfig config, ModelWeights weights)
@@ -73,35 +79,16 @@ std::shared_ptr<KvPool> Transformer::make_kv_pool(Index tokens, DType dtype) con
 
 namespace {
 
-void add_layer(Context& ctx, ForwardSaved& saved, const MoeForward& moe, Index experts) {
-  const BalanceLosses losses = fetch_losses(ctx, moe);
-  saved.balance.sequence += losses.sequence;
-  saved.balance.batch += losses.batch;
-  saved.balance.device += losses.device;
-  saved.balance.router_z += losses.router_z;
-  std::vector<std::int64_t>& load = saved.load.emplace_back();
-  if (!moe.saved) return;
-  load.resize(static_cast<std::size_t>(experts));
-  for (const std::int32_t e : moe.routing.experts.span<std::int32_t>()) ++load[static_cast<std::size_t>(e)];
-}
-
 // fn(logits, first, last) for some tokens after another, logits f32 [last - first, V]; h [T, D] normed.
 template <class Fn>
 void each_logits(Context& ctx, const Tensor& h, const Tensor& head, Fn fn) {
-  for (Index t = 0; t < h.dim(0); t += kHeadTokens) {
-    const Index end = std::min(h.dim(0), t + kHeadTokens);
+  const Index tokens = head_tokens(ctx.device(), head.dim(0));
+  for (Index t = 0; t < h.dim(0); t += tokens) {
+    const Index end = std::min(h.dim(0), t + tokens);
     Tensor logits = ctx.empty(DType::kF32, {end - t, head.dim(0)});
     ops::linear(ctx, h.rows(t, end), head, logits);
     fn(logits, t, end);
   }
-}
-
-Tensor part(std::span<const std::int32_t> all, Index first, Index last) { return Tensor::view_of(all).rows(first, last); }
-
-void add_loss(Context& ctx, LossResult& result, const Tensor& sum_and_count) {
-  const Tensor host = ctx.fetch(sum_and_count);
-  result.loss_sum += host.data<double>()[0];
-  result.count += static_cast<Index>(host.data<double>()[1]);
 }
 
 }  // namespace
@@ -123,6 +110,7 @@ Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassH
 Tensor Transformer::run(Context& ctx, const Pass& pass, ForwardSaved* saved) const {
   Tensor x = ctx.empty(DType::kF32, {pass.batch.tokens(), spec_->width});
   Tensor y;  // what the block before adds to x
+  mark(ctx, "embedding");
   ops::embedding(ctx, weights_->embedding, pass.ids, x);
   const PassHooks& hooks = pass.hooks;
   if (hooks.layer) hooks.layer(-1, ctx.fetch(x));
@@ -132,7 +120,8 @@ Tensor Transformer::run(Context& ctx, const Pass& pass, ForwardSaved* saved) con
     if (hooks.layer || l + 1 == blocks_.size()) ops::add(ctx, std::exchange(y, Tensor()), x);
     if (hooks.layer) hooks.layer(static_cast<Index>(l), ctx.fetch(x));
     if (!saved) continue;
-    add_layer(ctx, *saved, block.moe, blocks_[l].routed_experts());
+    saved->losses.push_back(block.moe.losses);
+    saved->offsets.push_back(block.moe.offset);
     if (saved->keep == ForwardSaved::Keep::kAll) saved->blocks.push_back(std::move(block));
     if (saved->keep == ForwardSaved::Keep::kInputs) saved->blocks.push_back({.x_in = block.x_in});
   }
@@ -184,27 +173,54 @@ Tensor Transformer::head(Context& ctx, const ForwardBatch& batch, const Tensor& 
   return logits;
 }
 
+LossResult Transformer::result(Context& ctx, const ForwardSaved& saved, std::vector<Tensor> sums) const {
+  const std::size_t parts = sums.size(), layers = saved.losses.size();
+  sums.insert(sums.end(), saved.losses.begin(), saved.losses.end());
+  sums.insert(sums.end(), saved.offsets.begin(), saved.offsets.end());
+  const std::vector<Tensor> here = fetch_together(ctx, sums);
+  LossResult r;
+  for (std::size_t i = 0; i < parts; ++i) {
+    r.loss_sum += here[i].data<double>()[0];
+    r.count += static_cast<Index>(here[i].data<double>()[1]);
+  }
+  for (std::size_t l = 0; l < layers; ++l) {
+    std::vector<std::int64_t>& load = r.load.emplace_back();
+    if (here[parts + l].numel() == 0) continue;
+    const std::span<const double> losses = here[parts + l].span<double>();
+    r.balance.sequence += losses[0];
+    r.balance.batch += losses[1];
+    r.balance.device += losses[2];
+    r.balance.router_z += losses[3];
+    const std::span<const std::int32_t> offset = here[parts + layers + l].span<std::int32_t>();
+    const auto routed = static_cast<std::size_t>(blocks_[l].routed_experts());
+    for (std::size_t e = offset.size() - 1 - routed; e + 1 < offset.size(); ++e) load.push_back(offset[e + 1] - offset[e]);
+  }
+  return r;
+}
+
 LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::int32_t> ids,
                                            std::span<const std::int32_t> targets, Index sequence_length, float loss_scale,
-                                           float aux_scale, ModelGradients& grads, bool recompute) const {
+                                           float aux_scale, ModelGradients& grads, bool recompute, bool add_grads) const {
   require(trainable_, "quantized weights cannot be trained; load the model in f32 or bf16");
   require(targets.size() == ids.size(), "{} tokens have {} targets", ids.size(), targets.size());
   const auto eps = static_cast<float>(spec_->norm_eps);
   const ForwardBatch batch = ForwardBatch::training(ids, sequence_length);
   ForwardSaved saved{.keep = recompute ? ForwardSaved::Keep::kInputs : ForwardSaved::Keep::kAll};
-  const Tensor x = forward(ctx, batch, {}, &saved);
-  LossResult result{.balance = saved.balance, .load = std::move(saved.load)};
+  const Tensor x = forward(ctx, batch, {}, &saved), all_targets = ctx.place(Tensor::view_of(targets));
+  std::vector<Tensor> sums;
 
+  mark(ctx, "head and loss, forward and backward");
   Tensor h = ctx.empty(dtype(), x.shape()), dh = ctx.empty(DType::kF32, x.shape());
   ops::rms_norm(ctx, x, weights_->final_norm, eps, h);
   each_logits(ctx, h, weights_->head, [&](Tensor& logits, Index first, Index last) {
     Tensor dlogits = dtype() == DType::kF32 ? logits : ctx.empty(dtype(), logits.shape()), dh_rows = dh.rows(first, last);
-    add_loss(ctx, result,
-             ops::cross_entropy(ctx, logits, part(targets, first, last), /*token_losses=*/nullptr, &dlogits, loss_scale));
-    ops::linear_backward_weight(ctx, dlogits, h.rows(first, last), grads.head);
+    sums.push_back(
+        ops::cross_entropy(ctx, logits, all_targets.rows(first, last), /*token_losses=*/nullptr, &dlogits, loss_scale));
+    ops::linear_backward_weight(ctx, dlogits, h.rows(first, last), grads.head, add_grads || first > 0);
     ops::linear_backward_input(ctx, dlogits, weights_->head, dh_rows, /*accumulate=*/false);
   });
 
+  if (!add_grads) ctx.fill_zero(grads.final_norm);
   Tensor dx = ctx.zeros(DType::kF32, x.shape());
   ops::rms_norm_backward(ctx, ops::converted(ctx, dh, dtype()), x, weights_->final_norm, eps, dx, grads.final_norm);
   const PassHooks no_hooks;  // a block that runs again is not heard again
@@ -216,27 +232,31 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
       Tensor again = block.x_in, y;  // kept, so it may be written over once the block has its own copy
       blocks_[l].forward(ctx, pass, again, y, &block);
     }
-    blocks_[l].backward(ctx, pass, block, dx, grads.layers[l], aux_scale);
+    blocks_[l].backward(ctx, pass, block, dx, grads.layers[l], add_grads, aux_scale);
   }
+  mark(ctx, "embedding");
+  if (!add_grads && !spec_->tied_head) ctx.fill_zero(grads.embedding);  // a tied head's gradient is there already
   ops::embedding_backward(ctx, Tensor::view_of(ids), dx, grads.embedding);
   weights_->check();
-  return result;
+  mark(ctx, "waiting for the losses");
+  return result(ctx, saved, std::move(sums));
 }
 
 LossResult Transformer::losses(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
                                Index sequence_length, Tensor& token_losses, const PassHooks& hooks) const {
   require(targets.size() == ids.size(), "{} tokens have {} targets", ids.size(), targets.size());
   ForwardSaved saved{.keep = ForwardSaved::Keep::kNothing};
-  const Tensor x = forward(ctx, ForwardBatch::training(ids, sequence_length), hooks, &saved);
-  LossResult result{.balance = saved.balance, .load = std::move(saved.load)};
+  const Tensor x = forward(ctx, ForwardBatch::training(ids, sequence_length), hooks, &saved),
+               all_targets = ctx.place(Tensor::view_of(targets));
+  std::vector<Tensor> sums;
   Tensor h = ctx.empty(dtype(), x.shape());
   ops::rms_norm(ctx, x, weights_->final_norm, static_cast<float>(spec_->norm_eps), h);
   each_logits(ctx, h, weights_->head, [&](const Tensor& logits, Index first, Index last) {
     Tensor rows = token_losses.rows(first, last);
-    add_loss(ctx, result, ops::cross_entropy(ctx, logits, part(targets, first, last), &rows));
+    sums.push_back(ops::cross_entropy(ctx, logits, all_targets.rows(first, last), &rows));
   });
   weights_->check();
-  return result;
+  return result(ctx, saved, std::move(sums));
 }
 
 }  // namespace dsmoe

@@ -37,9 +37,12 @@ struct ForwardSaved {
   Keep keep = Keep::kAll;
   ops::RopeAngles rope = {};
   std::vector<BlockSaved> blocks = {};
-  BalanceLosses balance = {};                        // as in LossResult
-  std::vector<std::vector<std::int64_t>> load = {};  // as in LossResult
+  // Of each layer, where the work runs; empty tensors for a dense one (MoeForward).
+  std::vector<Tensor> losses = {}, offsets = {};
 };
+
+// Tokens of which the head's logits are made at a time: a vocabulary is wide.
+Index head_tokens(Device device, Index vocab);
 
 class Transformer {
  public:
@@ -75,13 +78,14 @@ class Transformer {
   Tensor logits(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks = {}) const;
 
   // ids and targets hold sequences of `sequence_length` one after another. The gradients are those of
-  // loss_scale * sum of the losses + aux_scale * sum of the balance losses, added to grads. With recompute only the
-  // input of each block is kept, and backward runs the block again: the same bits for less memory and more time.
+  // loss_scale * sum of the losses + aux_scale * sum of the balance losses, added to grads (or in their place, whatever
+  // they were). With recompute only the input of each block is kept, and backward runs the block again: the same bits for
+  // less memory and more time.
   LossResult loss_and_gradients(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
                                 Index sequence_length, float loss_scale, float aux_scale, ModelGradients& grads,
-                                bool recompute = false) const;
+                                bool recompute = false, bool add_grads = true) const;
 
-  // The loss alone; token_losses f32 [B * S] holds that of each position, 0 where it has no target.
+  // The loss alone; token_losses f32 [B * S], where the work runs, holds that of each position, 0 where it has no target.
   LossResult losses(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
                     Index sequence_length, Tensor& token_losses, const PassHooks& hooks = {}) const;
 
@@ -90,6 +94,8 @@ class Transformer {
   Tensor run(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks, ForwardSaved* saved) const;
   Tensor run(Context& ctx, const Pass& pass, ForwardSaved* saved) const;
   Tensor head(Context& ctx, const ForwardBatch& batch, const Tensor& x) const;
+  // Waits for the pass. `sums`: of cross_entropy(), of some tokens after another.
+  LossResult result(Context& ctx, const ForwardSaved& saved, std::vector<Tensor> sums) const;
 
   // Behind pointers, since the blocks refer to them and a Transformer may be moved.
   std::unique_ptr<ModelConfig> config_;

@@ -99,7 +99,7 @@ bool trainable(const ModelSpec& spec, const ModelWeights& w) {
 ModelWeights empty_weights(const ModelSpec& spec, DType dtype, Device device) {
   return own_tensors(spec, dtype, false, device);
 }
-ModelGradients zero_gradients(const ModelSpec& spec) { return own_tensors(spec, DType::kF32, true); }
+ModelGradients zero_gradients(const ModelSpec& spec, Device device) { return own_tensors(spec, DType::kF32, true, device); }
 
 ModelWeights listed_weights(const ModelSpec& spec, std::span<const Parameter> parameters, std::vector<Tensor> tensors) {
   require(parameters.size() == tensors.size(), "{} tensors for {} parameters", tensors.size(), parameters.size());
@@ -141,14 +141,14 @@ ModelWeights listed_weights(const ModelConfig& config, std::span<const Parameter
   return listed_weights(spec_of(config), parameters, std::move(tensors));
 }
 
-ModelWeights owned_copy(const ModelConfig& config, const ModelWeights& weights, DType dtype) {
+ModelWeights owned_copy(const ModelConfig& config, const ModelWeights& weights, DType dtype, Device device) {
   config.validate();
-  return owned_copy(spec_of(config), weights, dtype);
+  return owned_copy(spec_of(config), weights, dtype, device);
 }
 
-ModelGradients zero_gradients(const ModelConfig& config) {
+ModelGradients zero_gradients(const ModelConfig& config, Device device) {
   config.validate();
-  return zero_gradients(spec_of(config));
+  return zero_gradients(spec_of(config), device);
 }
 
 }  // namespace dsmoe

@@ -45,6 +45,7 @@ struct ModelTensors {
   }
   TensorView view(const Parameter& parameter) const;  // the numbers that a name of the list stands for
   Tensor dense(const Parameter& parameter) const { return view(parameter).dense(); }
+  Tensor fetched(const Parameter& parameter) const { return view(parameter).fetched(); }  // in this machine's memory
 };
 
 using ModelWeights = ModelTensors;
@@ -68,13 +69,13 @@ ModelWeights owned_copy(const ModelSpec& spec, const ModelWeights& weights, DTyp
 // layer where not all matrices are quantized, or not all routed experts' alike.
 ModelWeights packed_copy(const ModelSpec& spec, const ModelWeights& weights, Context& ctx);
 // All zero, f32.
-ModelGradients zero_gradients(const ModelSpec& spec);
+ModelGradients zero_gradients(const ModelSpec& spec, Device device = Device::kCpu);
 
 // The same for a config, which its family makes a spec of.
 ModelWeights empty_weights(const ModelConfig& config, DType dtype);
 ModelWeights listed_weights(const ModelConfig& config, std::span<const Parameter> parameters, std::vector<Tensor> tensors);
-ModelWeights owned_copy(const ModelConfig& config, const ModelWeights& weights, DType dtype);
-ModelGradients zero_gradients(const ModelConfig& config);
+ModelWeights owned_copy(const ModelConfig& config, const ModelWeights& weights, DType dtype, Device device = Device::kCpu);
+ModelGradients zero_gradients(const ModelConfig& config, Device device = Device::kCpu);
 
 // One tensor of a freshly initialised model, as its traits say, which is as the reference draws it: router uniform in
 // ±1/sqrt(D), norms 1, biases 0, the row of the padding token 0, all else normal with deviation initializer_range.

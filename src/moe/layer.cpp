@@ -73,6 +73,7 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   out.routing = {chosen.experts, chosen.weights, chosen.scores};
   if (options.training) {
     out.losses = ops::balance_losses(ctx, config_, chosen, sequence);
+    out.offset = plan.offset;
     out.saved = std::make_shared<MoeForward::Saved>(
         MoeForward::Saved{x, sequence, std::move(chosen), std::move(plan), std::move(kept)});
   }

@@ -13,14 +13,16 @@ void adamw(Context& ctx, std::span<AdamTensor> tensors, const AdamOptions& optio
             t.stored.shape(), t.weight.shape());
   }
   on_backend(
-      ctx, [&] { ref::adamw(tensors, options); }, [&] { cpu::adamw(ctx, tensors, options); }, not_on_cuda("adamw"));
+      ctx, [&] { ref::adamw(tensors, options); }, [&] { cpu::adamw(ctx, tensors, options); },
+      [&] { cuda::adamw(ctx, tensors, options); });
 }
 
 Tensor gradient_square(Context& ctx, std::span<const AdamTensor> tensors) {
   Tensor sum = ctx.empty(DType::kF64, {1});
   on_backend(
       ctx, [&] { sum.data<double>()[0] = ref::gradient_square(tensors); },
-      [&] { sum.data<double>()[0] = cpu::gradient_square(ctx, tensors); }, not_on_cuda("gradient_square"));
+      [&] { sum.data<double>()[0] = cpu::gradient_square(ctx, tensors); },
+      [&] { cuda::gradient_square(ctx, tensors, sum); });
   return sum;
 }
 

@@ -13,7 +13,7 @@ namespace dsmoe::ops {
 
 struct AdamTensor {
   Tensor weight;    // f32
-  Tensor gradient;  // f32; zero afterwards
+  Tensor gradient;  // f32
   Tensor m, v;      // f32
   Tensor stored;    // bf16 copy of the weight, written too; empty when the weight itself is used
   bool decay = false;
@@ -24,6 +24,7 @@ struct AdamOptions {
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1;
   double grad_scale = 1;  // multiplies the gradients first
   Index step = 1;         // from 1: the moments start at zero and are corrected for it
+  bool clear = true;      // the gradients are zero afterwards; else they may be anything
 };
 
 void adamw(Context& ctx, std::span<AdamTensor> tensors, const AdamOptions& options);
@@ -39,5 +40,9 @@ namespace cpu {
 void adamw(Context& ctx, std::span<AdamTensor> tensors, const AdamOptions& options);
 double gradient_square(Context& ctx, std::span<const AdamTensor> tensors);
 }  // namespace cpu
+namespace cuda {
+void adamw(Context& ctx, std::span<AdamTensor> tensors, const AdamOptions& options);
+void gradient_square(Context& ctx, std::span<const AdamTensor> tensors, Tensor& sum);
+}  // namespace cuda
 
 }  // namespace dsmoe::ops

@@ -152,7 +152,8 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor&
   }
   on_backend(
       ctx, [&] { ref::attention_backward(shape, q, k, v, slices, dout, dq, dk, dv); },
-      [&] { cpu::attention_backward(ctx, shape, q, k, v, slices, out, lse, dout, dq, dk, dv); }, not_on_cuda(kOp));
+      [&] { cpu::attention_backward(ctx, shape, q, k, v, slices, out, lse, dout, dq, dk, dv); },
+      [&] { cuda::attention_backward(ctx, shape, q, k, v, slices, out, lse, dout, dq, dk, dv); });
 }
 
 }  // namespace dsmoe::ops

@@ -48,7 +48,8 @@ void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const
 
 // The gradient of attention() over whole sequences whose keys and values are in the batch: every slice is from position
 // 0, with tiles first_row + i * kAttentionTile. q, k, v, out, lse as there (k and v [T, KVH * head_dim]), dout [T, H *
-// head_dim]. dq, dk, dv are f32 in the shapes of q, k, v, and overwritten.
+// head_dim]. dq, dk, dv are f32 in the shapes of q, k, v, and overwritten. A sequence's gradients depend on itself alone,
+// as long as all values of the batch are finite.
 void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Slices& slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq,
                         Tensor& dk, Tensor& dv);
@@ -79,6 +80,9 @@ bool project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, const
                        Tensor& q, Tensor& k_cache, Tensor& v_cache);
 void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                const Slices& slices, Tensor& out, Tensor* lse);
+void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const Slices& slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq,
+                        Tensor& dk, Tensor& dv);
 }  // namespace cuda
 
 }  // namespace dsmoe::ops

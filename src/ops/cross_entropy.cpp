@@ -56,10 +56,7 @@ Tensor cross_entropy(Context& ctx, const Tensor& logits, const Tensor& targets, 
   return on_backend(
       ctx, [&] { return on_cpu([&](Targets t, Losses l) { ref::cross_entropy(logits, t, l, dlogits, scale); }); },
       [&] { return on_cpu([&](Targets t, Losses l) { cpu::cross_entropy(ctx, logits, t, l, dlogits, scale); }); },
-      [&] {
-        require(dlogits == nullptr, "[cross_entropy] the gradient is not computed on a GPU yet; run this on the CPU");
-        return cuda::cross_entropy(ctx, logits, targets, token_losses);
-      });
+      [&] { return cuda::cross_entropy(ctx, logits, targets, token_losses, dlogits, scale); });
 }
 
 }  // namespace dsmoe::ops

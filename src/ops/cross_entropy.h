@@ -30,7 +30,8 @@ void cross_entropy(Context& ctx, const Tensor& logits, std::span<const std::int3
 }
 
 namespace cuda {
-Tensor cross_entropy(Context& ctx, const Tensor& logits, const Tensor& targets, Tensor* token_losses);
+Tensor cross_entropy(Context& ctx, const Tensor& logits, const Tensor& targets, Tensor* token_losses, Tensor* dlogits,
+                     float scale);
 }
 
 }  // namespace dsmoe::ops

@@ -30,7 +30,13 @@ void add_bias_backward(Context& ctx, const Tensor& dy, Tensor& dbias) {
           dy.shape());
   on_backend(
       ctx, [&] { ref::add_bias_backward(dy, dbias); }, [&] { cpu::add_bias_backward(ctx, dy, dbias); },
-      not_on_cuda("add_bias_backward"));
+      [&] { cuda::add_bias_backward(ctx, dy, dbias); });
+}
+
+void scale(Context& ctx, float factor, Tensor& x) {
+  require(x.dtype() == DType::kF32, "[scale] x is {}, expected f32", to_string(x.dtype()));
+  on_backend(
+      ctx, [&] { ref::scale(factor, x); }, [&] { ref::scale(factor, x); }, [&] { cuda::scale(ctx, factor, x); });
 }
 
 Tensor converted(Context& ctx, const Tensor& x, DType dtype) {

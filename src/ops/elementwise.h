@@ -20,11 +20,15 @@ void add_bias(Context& ctx, const Tensor& bias, Tensor& y);
 // dbias [N] f32 += the sum of the rows of dy [T, N].
 void add_bias_backward(Context& ctx, const Tensor& dy, Tensor& dbias);
 
+// x *= factor, f32.
+void scale(Context& ctx, float factor, Tensor& x);
+
 namespace ref {
 void add(const Tensor& y, Tensor& x);
 void convert(const Tensor& from, Tensor& to);
 void add_bias(const Tensor& bias, Tensor& y);
 void add_bias_backward(const Tensor& dy, Tensor& dbias);
+void scale(float factor, Tensor& x);
 }  // namespace ref
 
 namespace cpu {
@@ -38,6 +42,8 @@ namespace cuda {
 void add(Context& ctx, const Tensor& y, Tensor& x);
 void convert(Context& ctx, const Tensor& from, Tensor& to);
 void add_bias(Context& ctx, const Tensor& bias, Tensor& y);
+void add_bias_backward(Context& ctx, const Tensor& dy, Tensor& dbias);
+void scale(Context& ctx, float factor, Tensor& x);
 }  // namespace cuda
 
 }  // namespace dsmoe::ops

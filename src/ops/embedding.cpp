@@ -34,7 +34,8 @@ void embedding_backward(Context& ctx, const Tensor& ids, const Tensor& dx, Tenso
           to_string(dtable.dtype()));
   on_backend(
       ctx, [&] { ref::embedding_backward(ids.span<std::int32_t>(), dx, dtable); },
-      [&] { cpu::embedding_backward(ctx, ids.span<std::int32_t>(), dx, dtable); }, not_on_cuda("embedding_backward"));
+      [&] { cpu::embedding_backward(ctx, ids.span<std::int32_t>(), dx, dtable); },
+      [&] { cuda::embedding_backward(ctx, ids, dx, dtable); });
 }
 
 }  // namespace dsmoe::ops

@@ -27,6 +27,7 @@ void embedding_backward(Context& ctx, std::span<const std::int32_t> ids, const T
 
 namespace cuda {
 void embedding(Context& ctx, const Tensor& table, const Tensor& ids, Tensor& x);
-}
+void embedding_backward(Context& ctx, const Tensor& ids, const Tensor& dx, Tensor& dtable);
+}  // namespace cuda
 
 }  // namespace dsmoe::ops

@@ -135,6 +135,7 @@ Tensor experts_gate_up_backward(Context& ctx, const Experts& w, const Plan& plan
   check_experts(kOp, w, plan);
   check(kOp, "the gradient of gate_up", d.gate_up, w.dtype(), plan.rows(), 2 * w.width(0));
   const auto on_cpu = [&](auto&& run) {
+    if (gate_dx.numel() == 0) gate_dx = ctx.zeros(DType::kF32, {plan.tokens, w.model_width()});
     check(kOp, "gate_dx", gate_dx, DType::kF32, plan.tokens, w.model_width());
     run();
     return converted(ctx, gate_dx, w.dtype());

@@ -44,7 +44,7 @@ void experts_weight_backward(Context& ctx, const Plan& plan, const Tensor& x, co
                              Experts& grads, bool accumulate);
 
 // dx[t] = gate_dx[t] + the sum over the rows of token t, in the order of the experts; [T, D] in the dtype of the weights.
-// gate_dx is what gate_backward() left, or zero; its memory may be used for the result.
+// gate_dx is what gate_backward() left, or empty for zero; its memory may be used for the result.
 Tensor experts_gate_up_backward(Context& ctx, const Experts& w, const Plan& plan, const ExpertRowGrads& d, Tensor gate_dx);
 
 namespace ref {

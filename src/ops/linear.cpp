@@ -66,10 +66,11 @@ void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tens
           w.dim(1));
   on_backend(
       ctx, [&] { ref::linear_backward_input(dy, w, dx, accumulate); },
-      [&] { cpu::linear_backward_input(ctx, dy, w, dx, accumulate); }, not_on_cuda("linear_backward_input"));
+      [&] { cpu::linear_backward_input(ctx, dy, w, dx, accumulate); },
+      [&] { cuda::linear_backward_input(ctx, dy, w, dx, accumulate); });
 }
 
-void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw) {
+void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw, bool accumulate) {
   require(dy.rank() == 2 && x.rank() == 2 && dy.dim(0) == x.dim(0), "[linear_backward_weight] shapes {} and {} do not fit",
           dy.shape(), x.shape());
   require(dy.dtype() == x.dtype(), "[linear_backward_weight] operands must have one dtype, got {} and {}",
@@ -77,9 +78,10 @@ void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Ten
   require(dw.shape() == Shape({dy.dim(1), x.dim(1)}) && dw.dtype() == DType::kF32,
           "[linear_backward_weight] dW is {} {}, expected f32 [{}, {}]", to_string(dw.dtype()), dw.shape(), dy.dim(1),
           x.dim(1));
+  if (!accumulate && ctx.device() == Device::kCpu) ctx.fill_zero(dw);
   on_backend(
       ctx, [&] { ref::linear_backward_weight(dy, x, dw); }, [&] { cpu::linear_backward_weight(ctx, dy, x, dw); },
-      not_on_cuda("linear_backward_weight"));
+      [&] { cuda::linear_backward_weight(ctx, dy, x, dw, accumulate); });
 }
 
 }  // namespace dsmoe::ops

@@ -23,8 +23,8 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
 // dx = dy · W (or += with accumulate; dx is f32), dy [T, N] in the dtype of W.
 void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate);
 
-// dW += dyᵀ · x, dW [N, K] f32, dy and x of one dtype.
-void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw);
+// dW += dyᵀ · x (or = without accumulate), dW [N, K] f32, dy and x of one dtype.
+void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw, bool accumulate = true);
 
 namespace ref {
 void linear(const Tensor& x, const Tensor& w, Tensor& y);
@@ -40,6 +40,8 @@ void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Ten
 
 namespace cuda {
 void linear(Context& ctx, const Tensor& x, std::span<const Projection> projections);
-}
+void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate);
+void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw, bool accumulate);
+}  // namespace cuda
 
 }  // namespace dsmoe::ops

@@ -43,7 +43,8 @@ void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Te
           weight.shape());
   on_backend(
       ctx, [&] { ref::rms_norm_backward(dy, x, weight, eps, dx, dweight); },
-      [&] { cpu::rms_norm_backward(ctx, dy, x, weight, eps, dx, dweight); }, not_on_cuda("rms_norm_backward"));
+      [&] { cpu::rms_norm_backward(ctx, dy, x, weight, eps, dx, dweight); },
+      [&] { cuda::rms_norm_backward(ctx, dy, x, weight, eps, dx, dweight); });
 }
 
 }  // namespace dsmoe::ops

@@ -30,6 +30,8 @@ void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Te
 namespace cuda {
 void rms_norm(Context& ctx, const Tensor& x, const Tensor& weight, float eps, Tensor& y);
 void add_rms_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight, float eps, Tensor& h);
+void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& weight, float eps, Tensor& dx,
+                       Tensor& dweight);
 }  // namespace cuda
 
 }  // namespace dsmoe::ops

@@ -24,7 +24,7 @@ class Lora {
  public:
   Lora() = default;
   // For the parameters that `wanted` accepts. A is uniform in ±1/sqrt(in) by seed, B zero: the model is unchanged at first.
-  Lora(const ModelConfig& config, const ModelWeights& weights, Index rank, double alpha, std::uint64_t seed,
+  Lora(Context& ctx, const ModelConfig& config, const ModelWeights& weights, Index rank, double alpha, std::uint64_t seed,
        const std::function<bool(const Parameter&)>& wanted);
 
   bool empty() const { return adapters_.empty(); }

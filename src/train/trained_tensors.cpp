@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "core/fail.h"
+#include "core/timeline.h"
+#include "ops/elementwise.h"
 
 namespace dsmoe::train {
 
@@ -37,7 +39,7 @@ Tensor part(const Tensor& t, const Run& run) {
 
 }  // namespace
 
-void TrainedTensors::add(std::vector<Entry> entries) {
+void TrainedTensors::add(Context& ctx, std::vector<Entry> entries) {
   std::vector<std::vector<Entry>> by_tensor;
   std::vector<const void*> known;
   for (Entry& e : entries) {
@@ -48,10 +50,10 @@ void TrainedTensors::add(std::vector<Entry> entries) {
     }
     by_tensor[static_cast<std::size_t>(at)].push_back(std::move(e));
   }
-  for (const std::vector<Entry>& group : by_tensor) add_tensor(group);
+  for (const std::vector<Entry>& group : by_tensor) add_tensor(ctx, group);
 }
 
-void TrainedTensors::add_tensor(const std::vector<Entry>& entries) {
+void TrainedTensors::add_tensor(Context& ctx, const std::vector<Entry>& entries) {
   const Tensor &weight = entries.front().weight.tensor, &gradient = entries.front().gradient.tensor;
   const std::vector<Run> runs = runs_of(entries);
   for (const Run& run : runs)
@@ -59,8 +61,8 @@ void TrainedTensors::add_tensor(const std::vector<Entry>& entries) {
   if (std::none_of(entries.begin(), entries.end(), [](const Entry& e) { return e.trained; })) return;
 
   const bool rounded = weight.dtype() != DType::kF32;
-  storages_.push_back({rounded ? weight.to(DType::kF32) : weight, Tensor::zeros(DType::kF32, weight.shape()),
-                       Tensor::zeros(DType::kF32, weight.shape()), entries.front().in_model && !rounded});
+  storages_.push_back({ops::converted(ctx, weight, DType::kF32), ctx.zeros(DType::kF32, weight.shape()),
+                       ctx.zeros(DType::kF32, weight.shape()), entries.front().in_model && !rounded});
   const Storage& s = storages_.back();
   for (const Run& run : runs)
     if (run.trained)
@@ -83,12 +85,15 @@ std::size_t TrainedTensors::bytes() const {
 }
 
 double TrainedTensors::gradient_norm(Context& ctx) const {
+  mark(ctx, "norm of the gradients");
   const Tensor square = ctx.fetch(ops::gradient_square(ctx, pieces_));
   return std::sqrt(square.data<double>()[0]);
 }
 
 void TrainedTensors::step(Context& ctx, const ops::AdamOptions& options) {
+  mark(ctx, "AdamW");
   ops::adamw(ctx, pieces_, options);
+  if (!options.clear) return;
   for (Tensor& g : unused_) ctx.fill_zero(g);
 }
 

@@ -22,15 +22,16 @@ class TrainedTensors {
     bool in_model = true;  // false: the weight is not a tensor of the model, so checkpoints keep it here
     bool trained = true;   // false: frozen; its gradient is computed and cleared
   };
-  // Entries whose weights are parts of one tensor share its moments and, for bf16 weights, its f32 master copy.
-  void add(std::vector<Entry> entries);
+  // Where the weights are. Entries whose weights are parts of one tensor share its moments and, for bf16 weights, its f32
+  // master copy.
+  void add(Context& ctx, std::vector<Entry> entries);
 
   bool empty() const { return pieces_.empty(); }
   Index trained_numbers() const;
   std::size_t bytes() const;  // of master copies and moments
 
   double gradient_norm(Context& ctx) const;
-  void step(Context& ctx, const ops::AdamOptions& options);  // and clears all gradients
+  void step(Context& ctx, const ops::AdamOptions& options);  // and clears all gradients, if the options say so
 
   // fn(name, where its numbers are) for what a checkpoint keeps of each trained parameter: "master.<name>" unless the model
   // has it, "m.<name>" and "v.<name>".
@@ -47,7 +48,7 @@ class TrainedTensors {
     TensorView place;  // of the weight, to be looked at on master, m and v
   };
 
-  void add_tensor(const std::vector<Entry>& entries);
+  void add_tensor(Context& ctx, const std::vector<Entry>& entries);
 
   std::vector<Storage> storages_;
   std::vector<State> states_;

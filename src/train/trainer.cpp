@@ -8,15 +8,19 @@
 
 #include "core/fail.h"
 #include "core/log.h"
+#include "train/memory.h"
 
 namespace dsmoe::train {
 
 namespace {
 
-ModelConfig checked(ModelConfig config) {
+ModelConfig checked(const Context& ctx, ModelConfig config, const TrainOptions& options) {
   if (config.attention_dropout > 0)
     fail(ErrorCode::kUnsupported, "attention_dropout is {}; training has no dropout, write 0 in config.json",
          config.attention_dropout);
+  config.validate();
+  options.validate();
+  if (ctx.device() == Device::kCuda) check_gpu_memory(config, options);
   return config;
 }
 
@@ -75,10 +79,10 @@ void add(std::vector<std::vector<std::int64_t>>& sum, const std::vector<std::vec
 Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const TrainOptions& options)
     : ctx_(ctx),
       options_(options),
+      overwrites_(ctx.device() == Device::kCuda),
       schedule_(options.lr_schedule),
-      model_(checked(config), owned_copy(config, weights, options.dtype)),
-      grads_(zero_gradients(config)) {
-  options.validate();
+      model_{checked(ctx, config, options), owned_copy(config, weights, options.dtype, ctx.device())},
+      grads_(zero_gradients(config, ctx.device())) {
   require(options.bias_update_speed == 0 || config.selection_bias(),
           "bias-update-speed is {}, but the model has no selection bias (topk_method \"noaux_tc\" in config.json)",
           options.bias_update_speed);
@@ -89,9 +93,9 @@ Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const T
     std::unordered_set<std::string> kept;
     for (std::size_t i = 0; i < parameters.size(); ++i)
       if (!fixed[i]) kept.insert(parameters[i].name);
-    lora_ = Lora(model_.config(), model_.weights(), options.lora_rank, options.lora_alpha, options.seed,
+    lora_ = Lora(ctx, model_.config(), model_.weights(), options.lora_rank, options.lora_alpha, options.seed,
                  [&](const Parameter& p) { return kept.contains(p.name); });
-    trained_.add(lora_.entries());
+    trained_.add(ctx, lora_.entries());
   }
   std::vector<TrainedTensors::Entry> entries;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -100,7 +104,7 @@ Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const T
       entries.push_back({p.name, model_.weights().view(p), grads_.view(p), p.traits.decay,
                          /*in_model=*/true, /*trained=*/!adapters && !fixed[i]});
   }
-  trained_.add(std::move(entries));
+  trained_.add(ctx, std::move(entries));
   require(!trained_.empty(), "nothing is left to train: every parameter is frozen");
 }
 
@@ -117,8 +121,9 @@ StepResult Trainer::step(std::span<const Batch> passes) {
   std::vector<std::vector<std::int64_t>> load;
   try {
     for (const Batch& b : passes) {
+      const bool add_grads = !overwrites_ || &b != &passes.front();
       const LossResult r = model_.loss_and_gradients(ctx_, b.ids, b.targets, b.length, loss_scale,
-                                                     static_cast<float>(share), grads_, options_.recompute);
+                                                     static_cast<float>(share), grads_, options_.recompute, add_grads);
       result.loss += r.loss_sum / static_cast<double>(targets);
       add(result.balance, r.balance, share);
       add(load, r.load);
@@ -139,7 +144,8 @@ StepResult Trainer::step(std::span<const Batch> passes) {
                        .epsilon = options_.epsilon,
                        .weight_decay = options_.weight_decay,
                        .grad_scale = clip,
-                       .step = step_ + 1});
+                       .step = step_ + 1,
+                       .clear = !overwrites_});
   if (!lora_.empty()) lora_.merge(ctx_, model_.weights());
   if (options_.bias_update_speed > 0) update_selection_bias(load);
   ++step_;
@@ -162,18 +168,20 @@ void Trainer::update_selection_bias(const std::vector<std::vector<std::int64_t>>
     if (load[l].empty()) continue;
     std::int64_t total = 0;
     for (const std::int64_t n : load[l]) total += n;
-    float* const bias = model_.weights().layers[l].gate_bias.data<float>();
+    const TensorView where(model_.weights().layers[l].gate_bias);
+    Tensor bias = where.fetched();  // on the CPU the tensor itself
     for (std::size_t e = 0; e < load[l].size(); ++e) {
       const std::int64_t over = load[l][e] * static_cast<std::int64_t>(load[l].size()) - total;
-      bias[e] -= speed * static_cast<float>((over > 0) - (over < 0));
+      bias.data<float>()[e] -= speed * static_cast<float>((over > 0) - (over < 0));
     }
+    if (ctx_.device() != Device::kCpu) where.assign(bias);
   }
 }
 
 void Trainer::fail_not_finite(std::span<const Batch> passes, const std::string& what) {
   std::string where;
   for (const Batch& b : passes) {
-    Tensor losses(DType::kF32, {static_cast<Index>(b.ids.size())});
+    Tensor losses = ctx_.empty(DType::kF32, {static_cast<Index>(b.ids.size())});
     Index layer = -2;
     try {
       const LayerProbe probe = [&](Index l, const Tensor& x) {
@@ -190,7 +198,7 @@ void Trainer::fail_not_finite(std::span<const Batch> passes, const std::string& 
   // All outputs are finite, so a gradient is not. Backward starts at the end of the model.
   const std::vector<Parameter> parameters = parameter_list(model_.config());
   for (auto p = parameters.rbegin(); p != parameters.rend() && where.empty(); ++p)
-    if (p->traits.gradient && !finite(grads_.dense(*p)))
+    if (p->traits.gradient && !finite(grads_.fetched(*p)))
       where = fmt::format("{}the gradient of {} is the first that is not finite",
                           p->layer >= 0 ? fmt::format("layer {}: ", p->layer) : "", p->name);
   fail(ErrorCode::kNumeric,
@@ -208,8 +216,9 @@ Evaluation Trainer::evaluate(const Dataset& data, Index sequences) const {
   if (data.sequences() > 0) sequences = std::min(sequences, data.sequences());
   for (Index first = 0; first < sequences; first += options_.batch_size) {
     const Batch b = data.batch(first, std::min(options_.batch_size, sequences - first));
-    Tensor losses(DType::kF32, {static_cast<Index>(b.ids.size())});
-    const LossResult r = model_.losses(ctx_, b.ids, b.targets, b.length, losses);
+    Tensor each = ctx_.empty(DType::kF32, {static_cast<Index>(b.ids.size())});
+    const LossResult r = model_.losses(ctx_, b.ids, b.targets, b.length, each);
+    const Tensor losses = ctx_.fetch(each);
     all += r.loss_sum;
     result.tokens += r.count;
     for (std::size_t i = 0; i < b.labels.size(); ++i) {

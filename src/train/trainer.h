@@ -19,7 +19,7 @@ namespace dsmoe::train {
 
 class Trainer {
  public:
-  // The weights become the trainer's own and are changed in place, in the options' dtype. Throws for what cannot be
+  // The weights are copied to where the Context runs, in the options' dtype, and changed there. Throws for what cannot be
   // trained (attention_dropout) and for patterns that match nothing.
   Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const TrainOptions& options);
 
@@ -49,6 +49,9 @@ class Trainer {
 
   Context& ctx_;
   TrainOptions options_;
+  // The first pass of a step overwrites the gradients, which saves a GPU reading and clearing 4 bytes a parameter each. The
+  // CPU's AdamW clears them as it goes.
+  bool overwrites_;
   LrSchedule schedule_;
   Transformer model_;
   ModelGradients grads_;

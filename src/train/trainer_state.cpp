@@ -25,14 +25,14 @@ void Trainer::each_state(const std::function<void(const std::string& name, const
 
 void Trainer::save(const std::filesystem::path& folder) const {
   save_model(
-      folder, model_.config(), model_.dtype(), [&](const Parameter& p, std::size_t) { return model_.weights().dense(p); },
+      folder, model_.config(), model_.dtype(), [&](const Parameter& p, std::size_t) { return model_.weights().fetched(p); },
       io::kDefaultShardBytes);
   const std::filesystem::path trainer = folder / "trainer";
   std::filesystem::create_directories(trainer);
   std::vector<io::TensorSpec> specs;
   each_state([&](const std::string& name, const TensorView& v) { specs.push_back({name, v.tensor.dtype(), v.shape}); });
   io::SafetensorsWriter writer(trainer / kTensors, specs);
-  each_state([&](const std::string& name, const TensorView& v) { writer.write(name, v.dense()); });
+  each_state([&](const std::string& name, const TensorView& v) { writer.write(name, v.fetched()); });
   writer.finish();
   const nlohmann::ordered_json state = {{"format", 1}, {"steps_done", step_}};
   io::write_file_atomically(trainer / kStepFile, state.dump(2) + "\n");

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "core/device.h"
 #include "dsmoe/session.h"
 #include "dsmoe/trainer.h"
 #include "support/expect_error.h"
@@ -105,6 +106,13 @@ TEST(ApiTrainingRun, RefusesBeforeAnythingIsMade) {
   setup.balance.devices = 0;
   EXPECT_TRUE(testing::throws_error([&] { TrainingRun run(setup); }, {"devices is 0; it must be at least 1"}));
   EXPECT_FALSE(std::filesystem::exists(folder / "run"));
+  if (device::available()) return;
+  setup.balance.devices.reset();
+  setup.device = Device::kCuda;
+  EXPECT_TRUE(testing::throws_error([&] { TrainingRun run(setup); }, {"CUDA"}));
+  EXPECT_FALSE(std::filesystem::exists(folder / "run"));
+  setup.device.reset();  // auto
+  EXPECT_EQ(TrainingRun(setup).device(), Device::kCpu);
 }
 
 }  // namespace

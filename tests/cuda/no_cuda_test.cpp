@@ -2,9 +2,15 @@
 #include <gtest/gtest.h>
 
 #include "dsmoe/moe.h"
+#include "ops/adamw.h"
 #include "ops/attention.h"
+#include "ops/cross_entropy.h"
 #include "ops/cuda/device.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
 #include "ops/experts.h"
+#include "ops/linear.h"
+#include "ops/rms_norm.h"
 #include "support/expect_error.h"
 #include "support/moe_case.h"
 
@@ -50,6 +56,15 @@ TEST(NoCuda, OpsNameTheOption) {
   const std::vector<ops::Slice> slices(1);
   Tensor to = Tensor::zeros(DType::kF32, {3, 8});
   EXPECT_TRUE(names_the_option([&] { ops::cuda::make_tables(ctx, slices); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::linear_backward_input(ctx, x, x, to, false); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::linear_backward_weight(ctx, x, x, to, false); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::rms_norm_backward(ctx, x, x, x, 0, to, to); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::embedding_backward(ctx, x, x, to); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::cross_entropy(ctx, x, x, nullptr, nullptr, 1); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::adamw(ctx, {}, {}); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::gradient_square(ctx, {}, to); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::add_bias_backward(ctx, x, to); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::scale(ctx, 2, to); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::attention(ctx, {1, 1, 8, 1.0f}, x, x, x, slices, to, nullptr); }));
 }
 

@@ -213,7 +213,7 @@ TEST_F(OneModel, TrainingAndInferenceHaveTheSameBits) {
   const Tensor both = model.forward(ctx, ForwardBatch::training(ids, 300), hooks, &saved);
   ASSERT_EQ(heard.size(), 4u) << "before the first layer and after each";
   EXPECT_EQ(saved.blocks.size(), 3u);
-  EXPECT_EQ(saved.load.size(), 3u);
+  EXPECT_EQ(saved.offsets.size(), 3u);
   EXPECT_TRUE(test::same_bits(heard[3], both));
   for (Index b = 0; b < 2; ++b) {
     KvSequence s(pool);

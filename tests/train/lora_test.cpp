@@ -24,7 +24,7 @@ TEST(TrainLora, MergedIsBasePlusAdapters) {
   Context ctx(2);
   const ModelConfig config = small_config();
   ModelWeights weights = random_weights(config, 1, DType::kF32, ctx);
-  Lora lora(config, weights, 4, 12, 1, [](const Parameter&) { return true; });
+  Lora lora(ctx, config, weights, 4, 12, 1, [](const Parameter&) { return true; });
   set_b(lora, 0.1f);
   lora.merge(ctx, weights);
   for (const Adapter& adapter : lora.adapters()) {
@@ -49,7 +49,7 @@ TEST(TrainLora, GradientsAreSlopes) {
   const Batch b = Walks(8).batch(0, 2);
   const auto loss_of = [&](std::size_t which, bool of_b, float change) {
     ModelWeights weights = random_weights(config, 1, DType::kF32, ctx);
-    Lora lora(config, weights, 2, 4, 1, [](const Parameter&) { return true; });
+    Lora lora(ctx, config, weights, 2, 4, 1, [](const Parameter&) { return true; });
     set_b(lora, 0.2f);
     const Adapter& adapter = lora.adapters()[which];
     Tensor changed = of_b ? adapter.b : adapter.a;

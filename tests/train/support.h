@@ -79,7 +79,7 @@ inline StepResult step(Trainer& trainer, const Dataset& data, Index first, Index
 inline double distance(Trainer& a, Trainer& b) {
   double difference = 0, norm = 0;
   for (const Parameter& p : parameter_list(a.model().config())) {
-    const Tensor x = a.model().weights().dense(p).to(DType::kF32), y = b.model().weights().dense(p).to(DType::kF32);
+    const Tensor x = a.model().weights().fetched(p).to(DType::kF32), y = b.model().weights().fetched(p).to(DType::kF32);
     for (Index i = 0; i < x.numel(); ++i) {
       const double d = x.data<float>()[i] - y.data<float>()[i];
       difference += d * d;

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+
 #include "dsmoe/dtype.h"
 #include "ops/cuda/slices.h"
 
@@ -31,5 +33,38 @@ void attention_decode(const AttentionArgs& args, int slices, int items, int rows
                       const AttentionPartial& partial, cudaStream_t stream);
 // f32 or bf16, any head_dim.
 void attention_plain(const AttentionArgs& args, int slices, const std::int32_t* position, DType dtype, cudaStream_t stream);
+
+// The gradient over whole sequences.
+struct AttentionGradArgs {
+  const void *q, *k, *v, *out, *dout;  // [T, H * head_dim], [T, KVH * head_dim] twice, [T, H * head_dim] twice
+  const float* lse;                    // [H, T]
+  float *dq, *dk, *dv;                 // as q, k, v
+  int heads, kv_heads, head_dim, rows;
+  float scale;
+  ops::cuda::GradWork work;
+};
+
+// f32 or bf16, any head_dim. delta: room for [H, T].
+void attention_backward_plain(const AttentionGradArgs& args, float* delta, DType dtype, cudaStream_t stream);
+
+// bf16, head_dim 64 or 128, on Hopper, with memory besides: some heads are worked on at a time, whose dS of all pairs of a
+// query and a key goes through memory.
+struct AttentionGradMemory {
+  int kv_heads;   // at a time
+  float* stats;   // [stat_numbers()]
+  void* ds;       // [ds_bytes()]
+  int* counters;  // [2 * launches()]
+
+  int launches(const AttentionGradArgs& a) const { return (a.kv_heads + kv_heads - 1) / kv_heads; }
+  static std::size_t stat_numbers(const AttentionGradArgs& a) {
+    return static_cast<std::size_t>(a.heads) * static_cast<std::size_t>(a.work.counts.blocks) * 2 * ops::cuda::kGradRows;
+  }
+  // Of one head of keys and values.
+  static std::size_t ds_bytes(const AttentionGradArgs& a) {
+    return static_cast<std::size_t>(a.heads / a.kv_heads) * static_cast<std::size_t>(a.work.counts.pairs) *
+           ops::cuda::kGradRows * ops::cuda::kGradRows * 2;
+  }
+};
+void attention_backward_hopper(const AttentionGradArgs& args, const AttentionGradMemory& memory, cudaStream_t stream);
 
 }  // namespace dsmoe::cuda

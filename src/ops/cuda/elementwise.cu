@@ -70,6 +70,20 @@ struct Copy {
   }
 };
 
+struct Scale {
+  float factor;
+  float* x;
+  Index columns;
+  template <int kVector>
+  __device__ void run(Index row, Index column) const {
+    const Index at = row * columns + column;
+    auto in = gpu::load<kVector>(x + at);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) in.v[i] = __fmul_rn(factor, in.v[i]);
+    gpu::store(in, x + at);
+  }
+};
+
 template <class B, class Y>
 struct AddBias {
   const B* bias;
@@ -113,6 +127,10 @@ void add_bias(Context& ctx, const Tensor& bias, Tensor& y) {
            AddBias<B, Y>{static_cast<const B*>(bias.raw()), static_cast<Y*>(y.raw_mutable()), y.dim(1)});
     });
   });
+}
+
+void scale(Context& ctx, float factor, Tensor& x) {
+  each(ctx, 1, x.numel(), Scale{factor, static_cast<float*>(x.raw_mutable()), x.numel()});
 }
 
 void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache) {

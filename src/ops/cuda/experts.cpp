@@ -44,6 +44,7 @@ struct Launch {
 
   // x [T, D] as rows of the routed experts, in `to`.
   void gather(const Tensor& x, Tensor& to) const {
+    if (sizes.routed() == 0) return;
     gpu::gather_rows(sizes, plan, row_bytes(dtype, sizes.width), x.raw(), to.raw_mutable(), ctx.stream());
   }
   Tensor gathered(const Tensor& x) const {
@@ -217,8 +218,10 @@ void experts_weight_backward(Context& ctx, const Plan& plan, const Tensor& x, co
 Tensor experts_gate_up_backward(Context& ctx, const Experts& w, const Plan& plan, const ExpertRowGrads& d, Tensor gate_dx) {
   check_stacks(w, "experts");
   const Launch l(ctx, "experts_gate_up_backward", plan, w);
+  const void* const start = gate_dx.numel() > 0 ? gate_dx.raw() : nullptr;
+  if (start == nullptr) gate_dx = ctx.empty(w.dtype(), {plan.tokens, w.model_width()});
   if (plan.tokens == 0) return gate_dx;
-  l.sum_rows(nullptr, gate_dx.raw(), gate_dx, [&](Tensor& rows, int first, int columns) {
+  l.sum_rows(nullptr, start, gate_dx, [&](Tensor& rows, int first, int columns) {
     if (l.hopper)
       gpu::hopper::input_backward(l.sizes, l.plan, in(d.gate_up), in(w.gate_up()), out(rows), first, columns, ctx.stream());
     else

@@ -1,5 +1,7 @@
 #include "ops/cuda/heuristics.h"
 
+#include <algorithm>
+
 #include "core/fail.h"
 
 namespace dsmoe::cuda {
@@ -86,6 +88,23 @@ int gate_slice(Index tokens) {
   return static_cast<int>(((tokens + kSlices - 1) / kSlices + 63) / 64 * 64);
 }
 
+// The output's tiles of 128 x 256 times the slices are to fill the multiprocessors of a Hopper GPU nine tenths, with as few
+// slices as will do. The number is a constant, so that the order of the sum depends on the sizes alone.
+int linear_slice(Index tokens, Index columns, Index inner) {
+  constexpr Index kBlocks = 132, kMostSlices = 32, kFewestTokens = 512;
+  const Index tiles = (columns + 127) / 128 * ((inner + 255) / 256);
+  Index best = 1, best_rounds = 0;
+  for (Index slices = 1; slices <= kMostSlices && (slices == 1 || tokens / slices >= kFewestTokens); ++slices) {
+    const Index rounds = (tiles * slices + kBlocks - 1) / kBlocks;
+    if (10 * tiles * slices >= 9 * rounds * kBlocks) {
+      best = slices;
+      break;
+    }
+    if (best_rounds == 0 || slices * best_rounds > best * rounds) best = slices, best_rounds = rounds;
+  }
+  return static_cast<int>(((tokens + best - 1) / best + 63) / 64 * 64);
+}
+
 // With few tokens the early look-up saves a round trip to memory; with many it would take registers from threads whose
 // number hides that round trip anyway.
 bool combines_early(const DeviceInfo& device, Index blocks) { return blocks <= 2 * device.multiprocessors; }
@@ -97,6 +116,23 @@ AttentionKernels attention_kernels(const DeviceInfo& device, DType dtype, Index 
   if (!mma || wanted == Path::kPlain) return {};
   const bool large = device.major == 9 || device.major == 10 || (device.major == 8 && device.minor == 0);
   return {true, wanted != Path::kMma && (large || head_dim == 64) ? 2 : 1};
+}
+
+bool attention_backward_on_hopper(const DeviceInfo& device, DType dtype, Index head_dim, Path wanted) {
+  return dtype == DType::kBF16 && (head_dim == 64 || head_dim == 128) && device.major == 9 &&
+         (wanted == Path::kAuto || wanted == Path::kHopper);
+}
+
+// 16 heads of 4 sequences of 4096 tokens need 1.02 GiB. Every launch less saves the time in which its last blocks end.
+int grad_heads(std::size_t bytes, Index kv_heads) {
+  constexpr std::size_t kMost = std::size_t{5} << 28;  // 1.25 GiB
+  return static_cast<int>(std::clamp<Index>(static_cast<Index>(kMost / std::max<std::size_t>(bytes, 1)), 1, kv_heads));
+}
+
+// What blocks read side by side, queries and their gradients, should stay in half of the cache.
+int grad_band(Index rows, Index head_dim) {
+  constexpr Index kHalfCache = Index{24} << 20;
+  return static_cast<int>(std::max<Index>(1, kHalfCache / (rows * head_dim * 2 * 2)));
 }
 
 // As many as the device has room for at once: every block more shortens the passes over a row.

@@ -44,6 +44,9 @@ inline constexpr int kFewTokens = 64, kFewExperts = 512;
 int gate_slice(Index tokens);
 inline int gate_slices(Index tokens) { return static_cast<int>((tokens + gate_slice(tokens) - 1) / gate_slice(tokens)); }
 
+// Tokens in one slice of the gradient of a matrix [columns, inner], whose partial sums are added up in order.
+int linear_slice(Index tokens, Index columns, Index inner);
+
 // Whether combine() looks up a token's rows before the rows themselves are there.
 bool combines_early(const DeviceInfo& device, Index blocks);
 
@@ -56,6 +59,12 @@ struct AttentionKernels {
 AttentionKernels attention_kernels(const DeviceInfo& device, DType dtype, Index head_dim, Path wanted);
 inline constexpr int kPromptRows = 128;  // queries of one block of the prompt kernel
 inline constexpr int kDecodeRows = 16;   // slices of up to so many rows are split over their keys instead
+
+// Attention's backward: whether Hopper's kernels do it; how many heads of keys and values they take at a time, given the
+// memory that one needs; and of those, how many heads of queries go through the device side by side.
+bool attention_backward_on_hopper(const DeviceInfo& device, DType dtype, Index head_dim, Path wanted);
+int grad_heads(std::size_t bytes, Index kv_heads);
+int grad_band(Index rows, Index head_dim);
 
 // Blocks that choose the token of one row, in a cluster.
 int sample_blocks(const DeviceInfo& device, Index rows, Path wanted);

@@ -200,8 +200,9 @@ void hidden_backward(const Sizes& s, const PlanView& plan, const bf16* dy, const
   args.outputs = tensor_map(gate_up, {2 * f, r}, {2 * f}, {64, kEpilogueRows});
   args.dy = tensor_map(dy, {d, t}, {d}, {kTileK, kBoxRows});
   args.dy_narrow = tensor_map(dy, {d, t}, {d}, {kTileK, 8});
-  args.sorted = tensor_map(sorted_dy, {d, n}, {d}, {kTileK, kBoxRows});
-  args.sorted_narrow = tensor_map(sorted_dy, {d, n}, {d}, {kTileK, 8});
+  const bool routed = s.routed() > 0;  // else no tile is of gathered rows
+  args.sorted = routed ? tensor_map(sorted_dy, {d, n}, {d}, {kTileK, kBoxRows}) : args.dy;
+  args.sorted_narrow = routed ? tensor_map(sorted_dy, {d, n}, {d}, {kTileK, 8}) : args.dy_narrow;
   args.tiles = tile_source(s, plan, (s.expert_width + C::kTileM - 1) / C::kTileM);
   args.row_weight = plan.weight;
   args.gate_up = gate_up;

@@ -1,4 +1,5 @@
-// y = x · Wᵀ on the machine of hopper_gemm.cuh: the weights are one expert that every token has.
+// y = x · Wᵀ on the machine of hopper_gemm.cuh: the weights are one expert that every token has. And dx = dy · W, which is
+// the same product with the weights read the other way: wgmma takes them with either dimension contiguous.
 #include "ops/cuda/hopper_gemm.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/linear.h"
@@ -18,6 +19,7 @@ struct Args {
   void* y[kMost];
   int columns[kMost], first_block[kMost];  // of unused ones: past the last block
   int k_blocks;
+  bool accumulate;  // add to y, which is f32
 
   __device__ __forceinline__ int matrix_of(int m_block) const {
     int i = 0;
@@ -30,8 +32,8 @@ struct Args {
 // acc (64 columns of y for this warpgroup x kN tokens) as f32. Lane l of warp w holds columns 16 w + l / 4 and that + 8 of
 // tokens 8 j + 2 (l % 4) and the next; sums of a head are read once, so a plain store will do.
 template <int kN>
-__device__ __forceinline__ void store_floats(const float (&acc)[kN / 2], float* out, std::size_t ld, int rows,
-                                             int columns) {
+__device__ __forceinline__ void store_floats(const float (&acc)[kN / 2], float* out, std::size_t ld, int rows, int columns,
+                                             bool accumulate) {
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int column = warp * 16 + lane / 4, row0 = lane % 4 * 2;
 #pragma unroll
@@ -39,11 +41,13 @@ __device__ __forceinline__ void store_floats(const float (&acc)[kN / 2], float* 
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
       const int row = j * 8 + row0 + v % 2, c = column + v / 2 * 8;
-      if (row < rows && c < columns) out[row * ld + c] = acc[4 * j + v];
+      if (row >= rows || c >= columns) continue;
+      float* const to = out + row * ld + c;
+      *to = accumulate ? *to + acc[4 * j + v] : acc[4 * j + v];
     }
 }
 
-template <class C, class Y>
+template <class C, class Y, bool kTransposedWeights>
 struct Consumer {
   const Args& args;
   const Tile& tile;
@@ -53,7 +57,7 @@ struct Consumer {
   template <int kN>
   __device__ __forceinline__ void run() const {
     float acc[C::kBlocks][kN / 2] = {};
-    multiply<kN, 0, 0, false>(acc, shared.ring, args.k_blocks, group);
+    multiply<kN, kTransposedWeights, 0, false>(acc, shared.ring, args.k_blocks, group);
     const int matrix = args.matrix_of(tile.m_block);
 #pragma unroll
     for (int i = 0; i < C::kBlocks; ++i) {
@@ -61,7 +65,7 @@ struct Consumer {
       const int columns = args.columns[matrix];
       Y* const out = static_cast<Y*>(args.y[matrix]) + static_cast<std::size_t>(tile.row) * columns + column;
       if constexpr (sizeof(Y) == 4)
-        store_floats<kN>(acc[i], out, columns, tile.rows, columns - column);
+        store_floats<kN>(acc[i], out, columns, tile.rows, columns - column, args.accumulate);
       else
         store_transposed<kN>(acc[i], shared.staging + group * C::kStagingBytes, group, out, columns, tile.rows,
                              columns - column);
@@ -69,16 +73,23 @@ struct Consumer {
   }
 };
 
-template <class C>
+template <class C, bool kTransposedWeights>
 __device__ __forceinline__ void load_weights(const Args& args, int m_block, const Ring<C>& ring, int kb) {
   const int matrix = args.matrix_of(m_block);
-  for (int i = 0; i < C::kBlocks; ++i)
-    ptx::tma_load(ring.a() + i * C::kBlockBytesA, &args.weights[matrix], ring.full_barrier(), kb * kTileK,
-                  ((m_block - args.first_block[matrix]) * C::kBlocks + i) * C::kTileM);
+  for (int i = 0; i < C::kBlocks; ++i) {
+    const int m = ((m_block - args.first_block[matrix]) * C::kBlocks + i) * C::kTileM;
+    const std::uint32_t to = ring.a() + i * C::kBlockBytesA;
+    if constexpr (kTransposedWeights) {
+      ptx::tma_load(to, &args.weights[matrix], ring.full_barrier(), m, kb * kTileK);
+      ptx::tma_load(to + 8192, &args.weights[matrix], ring.full_barrier(), m + 64, kb * kTileK);
+    } else {
+      ptx::tma_load(to, &args.weights[matrix], ring.full_barrier(), kb * kTileK, m);
+    }
+  }
 }
 
 // The weights do not depend on the kernel ahead: the first stages of them are requested before it has ended.
-template <class C>
+template <class C, bool kTransposedWeights>
 __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
   TileLoop<C> loop(args.tiles);
   Tile tile;
@@ -91,7 +102,7 @@ __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
       Ring<C> ahead = ring;
       for (; kb < min(C::kStages, args.k_blocks); ++kb, ahead.advance()) {
         ptx::barrier_arrive_expect(ahead.full_barrier(), C::kBytesA + boxes.bytes());
-        load_weights<C>(args, tile.m_block, ahead, kb);
+        load_weights<C, kTransposedWeights>(args, tile.m_block, ahead, kb);
       }
       ptx::wait_for_previous_kernel();
       early = false;
@@ -100,13 +111,13 @@ __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
     for (; kb < args.k_blocks; ++kb, ring.advance()) {
       ring.wait_empty();
       ptx::barrier_arrive_expect(ring.full_barrier(), C::kBytesA + boxes.bytes());
-      load_weights<C>(args, tile.m_block, ring, kb);
+      load_weights<C, kTransposedWeights>(args, tile.m_block, ring, kb);
       boxes.load(ring, kb);
     }
   }
 }
 
-template <class C, class Y>
+template <class C, class Y, bool kTransposedWeights>
 __global__ void __launch_bounds__(C::kThreads, 1) linear_kernel(const __grid_constant__ Args args) {
   extern __shared__ char raw[];
   Shared<C> shared = set_up<C>(raw, 1);
@@ -114,7 +125,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_kernel(const __grid_con
     producer_registers<C, 56>();
     if (threadIdx.x == 0) {
       ptx::prefetch_map(&args.weights[0]);
-      produce<C>(args, shared.ring);
+      produce<C, kTransposedWeights>(args, shared.ring);
     }
   } else {
     consumer_registers<C, 224>();
@@ -122,7 +133,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_kernel(const __grid_con
     TileLoop<C> loop(args.tiles);
     Tile tile;
     loop.wait();
-    while (loop.next(tile)) with_width<C>(tile.rows, Consumer<C, Y>{args, tile, shared, group});
+    while (loop.next(tile)) with_width<C>(tile.rows, Consumer<C, Y, kTransposedWeights>{args, tile, shared, group});
   }
   tear_down<C>();
 }
@@ -142,7 +153,7 @@ void run(Args& args, const LinearSizes& s, std::span<const LinearMatrix> matrice
     blocks += (m.columns + kColumns - 1) / kColumns;
   }
   args.tiles = {nullptr, nullptr, blocks * C::kBlocks, 1, s.rows, C::kTokens};
-  launch_tiles<C>(linear_kernel<C, Y>, args, stream);
+  launch_tiles<C>(linear_kernel<C, Y, false>, args, stream);
 }
 
 template <class Y>
@@ -164,6 +175,27 @@ void linear(const LinearSizes& s, const bf16* x, std::span<const LinearMatrix> m
   args.narrow_rows = tensor_map(x, {k, t}, {k}, {kTileK, 8});
   args.k_blocks = (s.inner + kTileK - 1) / kTileK;
   y_dtype == DType::kF32 ? run<float>(args, s, matrices, stream) : run<bf16>(args, s, matrices, stream);
+}
+
+// The "columns" of this product are W's K, and its depth W's N.
+void linear_backward_input(const LinearGradSizes& s, const bf16* dy, const bf16* w, float* dx, bool accumulate,
+                           cudaStream_t stream) {
+  using C = WidePair;
+  const auto n = static_cast<std::uint64_t>(s.columns), k = static_cast<std::uint64_t>(s.inner),
+             t = static_cast<std::uint64_t>(s.rows);
+  Args args{};
+  args.rows = tensor_map(dy, {n, t}, {n}, {kTileK, kBoxRows});
+  args.narrow_rows = tensor_map(dy, {n, t}, {n}, {kTileK, 8});
+  args.k_blocks = (s.columns + kTileK - 1) / kTileK;
+  args.accumulate = accumulate;
+  args.weights[0] = tensor_map(w, {k, n}, {k}, {64, kTileK});
+  args.y[0] = dx;
+  args.columns[0] = s.inner;
+  const int blocks = (s.inner + C::kTileM - 1) / C::kTileM;
+  // Blocks past the end of the only matrix, which a pair may have, are its own too, and write nothing.
+  for (int i = 1; i < kMost; ++i) args.first_block[i] = blocks + 1;
+  args.tiles = {nullptr, nullptr, blocks, 1, s.rows, C::kTokens};
+  launch_tiles<C>(linear_kernel<C, float, true>, args, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

@@ -2,6 +2,7 @@
 // their contiguous dimension as M and N, which wgmma takes from shared memory as it is.
 #include "ops/cuda/hopper.h"
 #include "ops/cuda/hopper_gemm.cuh"
+#include "ops/cuda/linear.h"
 #include "ops/cuda/tensor_map.h"
 
 namespace dsmoe::cuda::hopper {
@@ -19,6 +20,8 @@ struct Args {
   void* grad;
   int experts, shared, tokens, m_blocks, n_blocks, m, width;
   bool transposed, f32, accumulate;
+  // Neighbours in time share a block of m instead of one of n: all of B is read for each block of A.
+  bool n_first;
   int cluster, rounds;  // Turns
 
   __device__ __forceinline__ int per_expert() const { return m_blocks * n_blocks / cluster; }
@@ -41,11 +44,13 @@ template <class C, bool kAlongN>
 __device__ __forceinline__ GradTile find(const Args& args, int id) {
   constexpr int kWidth = C::kCluster;
   const int groups = kAlongN ? args.m_blocks : args.m_blocks / kWidth;
-  const int e = id / args.per_expert(), local = id % args.per_expert();
+  const int e = id / args.per_expert(), local = id % args.per_expert(), n_groups = args.per_expert() / groups;
+  const int m_group = args.n_first ? local / n_groups : local % groups;
+  const int n_group = args.n_first ? local % n_groups : local / groups;
   GradTile tile;
   tile.expert = e;
-  tile.m0 = (local % groups * (kAlongN ? 1 : kWidth) + (kAlongN ? 0 : rank<C>())) * kTileM;
-  tile.n0 = (local / groups * (kAlongN ? kWidth : 1) + (kAlongN ? rank<C>() : 0)) * kTileN;
+  tile.m0 = (m_group * (kAlongN ? 1 : kWidth) + (kAlongN ? 0 : rank<C>())) * kTileM;
+  tile.n0 = (n_group * (kAlongN ? kWidth : 1) + (kAlongN ? rank<C>() : 0)) * kTileN;
   tile.sorted = false;
   if (args.slice > 0) {
     tile.a_row = tile.b_row = e * args.slice;
@@ -91,19 +96,40 @@ __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
 }
 
 __device__ __forceinline__ void put_f32(float* out, float v, bool accumulate) { *out = accumulate ? *out + v : v; }
+__device__ __forceinline__ void put_f32(float2* out, float2 v, bool accumulate) {
+  if (accumulate) {
+    const float2 old = *out;
+    v = {old.x + v.x, old.y + v.y};
+  }
+  *out = v;
+}
 
-// f32 gradients go straight to memory: eight lanes (transposed) or four lanes of pairs fill a 32-byte sector.
+// f32 gradients go straight to memory: eight lanes (transposed) or four lanes of pairs fill a 32-byte sector at once, which
+// is what memory takes.
 __device__ __forceinline__ void store_f32(const Args& args, const GradTile& tile, const float (&acc)[kTileN / 2],
                                           int group) {
   const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4 * 2;
   float* grad = static_cast<float*>(args.grad) + static_cast<std::size_t>(tile.expert) * args.m * args.width;
-  const std::size_t step_m = args.transposed ? 1 : args.width, step_n = args.transposed ? args.m : 1;
+  const int first = tile.m0 + group * 64 + warp * 16 + g;
+  if (!args.transposed) {
+#pragma unroll
+    for (int j = 0; j < kTileN / 8; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int m = first + half * 8, n = tile.n0 + j * 8 + c;  // the width is even
+        float* const to = grad + static_cast<std::size_t>(m) * args.width + n;
+        if (m < args.m && n < args.width)
+          put_f32(reinterpret_cast<float2*>(to), {acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]}, args.accumulate);
+      }
+    return;
+  }
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int m = tile.m0 + group * 64 + warp * 16 + g + i / 2 * 8, n = tile.n0 + j * 8 + c + i % 2;
-      if (m < args.m && n < args.width) put_f32(grad + m * step_m + n * step_n, acc[4 * j + i], args.accumulate);
+      const int m = first + i / 2 * 8, n = tile.n0 + j * 8 + c + i % 2;
+      if (m < args.m && n < args.width)
+        put_f32(grad + static_cast<std::size_t>(n) * args.m + m, acc[4 * j + i], args.accumulate);
     }
 }
 
@@ -214,7 +240,7 @@ void weight_backward(const Sizes& s, const PlanView& plan, const WeightGrad& g, 
   Args args{};
   args.a = tensor_map(g.a, {m, r}, {m}, {64, kTileK});
   args.b = tensor_map(g.b, {d, t}, {d}, {64, kTileK});
-  args.sorted = tensor_map(g.sorted_b, {d, n}, {d}, {64, kTileK});
+  args.sorted = s.routed() > 0 ? tensor_map(g.sorted_b, {d, n}, {d}, {64, kTileK}) : args.b;
   args.row_offset = plan.offset;
   args.sorted_offset = plan.sorted_offset;
   args.grad = g.grad;
@@ -246,6 +272,24 @@ void gate_weight_backward(const Sizes& s, int split, int slice, const bf16* dlog
   args.m = 2 * split;
   args.width = s.width;
   args.f32 = true;
+  run(args, stream);
+}
+
+void linear_backward_weight(const LinearGradSizes& s, int slice, const bf16* dy, const bf16* x, float* grad,
+                            bool accumulate, cudaStream_t stream) {
+  const std::uint64_t m = s.columns, d = s.inner, t = s.rows;
+  Args args{};
+  args.a = tensor_map(dy, {m, t}, {m}, {64, kTileK});
+  args.b = args.sorted = tensor_map(x, {d, t}, {d}, {64, kTileK});
+  args.slice = slice;
+  args.grad = grad;
+  args.experts = (s.rows + slice - 1) / slice;
+  args.tokens = s.rows;
+  args.m = s.columns;
+  args.width = s.inner;
+  args.f32 = true;
+  args.accumulate = accumulate;
+  args.n_first = s.columns > s.inner;
   run(args, stream);
 }
 

@@ -100,4 +100,7 @@ void gate_weight_backward(const GateProducts& p, const void* x, float* partial, 
 void add_slices(const float* partial, int slices, std::size_t stride, std::size_t size, DType grad_dtype, void* grad,
                 bool accumulate, cudaStream_t stream);
 
+// sum[columns] += partial[pieces, columns] over the pieces, as a tree that their number decides.
+void add_pieces(const float* partial, int pieces, int columns, float* sum, cudaStream_t stream);
+
 }  // namespace dsmoe::cuda

@@ -1,10 +1,12 @@
 #include "ops/linear.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "core/fail.h"
 #include "core/log.h"
 #include "ops/cuda/heuristics.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/linear.h"
 #include "ops/cuda/packed.h"
 #include "ops/pack.h"
@@ -68,6 +70,60 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
     together.push_back(m);
   }
   flush();
+}
+
+namespace {
+
+gpu::LinearGradSizes gradient_sizes(const Tensor& dy, Index inner) {
+  return {static_cast<int>(dy.dim(0)), static_cast<int>(dy.dim(1)), static_cast<int>(inner)};
+}
+
+bool on_gpu(std::initializer_list<const Tensor*> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const Tensor* t) { return t->device() == Device::kCuda; });
+}
+
+const __nv_bfloat16* bf16_of(const Tensor& t) { return static_cast<const __nv_bfloat16*>(t.raw()); }
+
+}  // namespace
+
+void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate) {
+  const gpu::LinearGradSizes s = gradient_sizes(dy, w.dim(1));
+  require(on_gpu({&dy, &w, &dx}), "[linear_backward_input] the operands of a GPU's product are in its memory");
+  if (s.rows == 0 || s.inner == 0) return;
+  if (s.columns == 0) {
+    if (!accumulate) ctx.fill_zero(dx);
+    return;
+  }
+  const Path path = gpu::choose_path(dy.dtype(), s.inner, s.columns);
+  log("launch", "linear_backward_input path={} T={} N={} K={}", gpu::to_string(path), s.rows, s.columns, s.inner);
+  auto* const to = static_cast<float*>(dx.raw_mutable());
+  if (path == Path::kHopper)
+    gpu::hopper::linear_backward_input(s, bf16_of(dy), bf16_of(w), to, accumulate, ctx.stream());
+  else
+    gpu::portable::linear_backward_input(s, dy.dtype(), path == Path::kMma, dy.raw(), w.raw(), to, accumulate,
+                                         ctx.stream());
+}
+
+void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw, bool accumulate) {
+  const gpu::LinearGradSizes s = gradient_sizes(dy, x.dim(1));
+  require(on_gpu({&dy, &x, &dw}), "[linear_backward_weight] the operands of a GPU's product are in its memory");
+  if (s.rows == 0 && !accumulate) ctx.fill_zero(dw);
+  if (s.rows == 0 || dw.numel() == 0) return;
+  const Path path = gpu::choose_path(dy.dtype(), s.inner, s.columns);
+  const int slice = gpu::linear_slice(s.rows, s.columns, s.inner), slices = (s.rows + slice - 1) / slice;
+  log("launch", "linear_backward_weight path={} T={} N={} K={} slices={}", gpu::to_string(path), s.rows, s.columns, s.inner,
+      path == Path::kHopper ? slices : 1);
+  auto* const to = static_cast<float*>(dw.raw_mutable());
+  if (path != Path::kHopper)
+    return gpu::portable::linear_backward_weight(s, dy.dtype(), path == Path::kMma, dy.raw(), x.raw(), to, accumulate,
+                                                 ctx.stream());
+  if (slices == 1)
+    return gpu::hopper::linear_backward_weight(s, slice, bf16_of(dy), bf16_of(x), to, accumulate, ctx.stream());
+  Tensor partial = ctx.empty(DType::kF32, {slices, s.columns, s.inner});
+  auto* const parts = static_cast<float*>(partial.raw_mutable());
+  gpu::hopper::linear_backward_weight(s, slice, bf16_of(dy), bf16_of(x), parts, /*accumulate=*/false, ctx.stream());
+  const auto size = static_cast<std::size_t>(dw.numel());
+  gpu::add_slices(parts, slices, size, size, DType::kF32, to, accumulate, ctx.stream());
 }
 
 }  // namespace dsmoe::ops::cuda

@@ -22,6 +22,12 @@ struct LinearMatrix {
   int columns;  // N
 };
 
+// Of the gradients: dy [T, N], W and dW [N, K], dx and x [T, K]. dx = dy · W and dW = dyᵀ · x, added to with
+// `accumulate`, are f32. On Hopper N and K are multiples of 8.
+struct LinearGradSizes {
+  int rows, columns, inner;  // T, N, K
+};
+
 namespace hopper {
 // Several products of one x in one launch. K is a multiple of 8, and so is every N where y is bf16.
 inline constexpr int kMostProjections = 3;
@@ -39,11 +45,20 @@ struct TurnAndStore {
 };
 void project_few(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> qkv, const TurnAndStore& turn,
                  cudaStream_t stream);
+void linear_backward_input(const LinearGradSizes& s, const __nv_bfloat16* dy, const __nv_bfloat16* w, float* dx,
+                           bool accumulate, cudaStream_t stream);
+// Over slices of `slice` tokens, a multiple of 64: grad [slices, N, K]. Several of them fill a device where W is small.
+void linear_backward_weight(const LinearGradSizes& s, int slice, const __nv_bfloat16* dy, const __nv_bfloat16* x,
+                            float* grad, bool accumulate, cudaStream_t stream);
 }  // namespace hopper
 
 namespace portable {
 void linear(const LinearSizes& s, DType dtype, bool mma, const void* x, const LinearMatrix& matrix, DType y_dtype,
             cudaStream_t stream);
-}
+void linear_backward_input(const LinearGradSizes& s, DType dtype, bool mma, const void* dy, const void* w, float* dx,
+                           bool accumulate, cudaStream_t stream);
+void linear_backward_weight(const LinearGradSizes& s, DType dtype, bool mma, const void* dy, const void* x, float* dw,
+                            bool accumulate, cudaStream_t stream);
+}  // namespace portable
 
 }  // namespace dsmoe::cuda

@@ -1,5 +1,6 @@
 // The CUDA ops of a build without CUDA: the same functions, whose error names the option.
 #include "core/fail.h"
+#include "ops/adamw.h"
 #include "ops/attention.h"
 #include "ops/cross_entropy.h"
 #include "ops/cuda/device.h"
@@ -48,7 +49,15 @@ void add(Context&, const Tensor&, Tensor&) { not_built(); }
 void convert(Context&, const Tensor&, Tensor&) { not_built(); }
 void add_bias(Context&, const Tensor&, Tensor&) { not_built(); }
 void store_rows(Context&, const Tensor&, const Slices&, Tensor&) { not_built(); }
-Tensor cross_entropy(Context&, const Tensor&, const Tensor&, Tensor*) { not_built(); }
+void add_bias_backward(Context&, const Tensor&, Tensor&) { not_built(); }
+void scale(Context&, float, Tensor&) { not_built(); }
+void adamw(Context&, std::span<AdamTensor>, const AdamOptions&) { not_built(); }
+void gradient_square(Context&, std::span<const AdamTensor>, Tensor&) { not_built(); }
+Tensor cross_entropy(Context&, const Tensor&, const Tensor&, Tensor*, Tensor*, float) { not_built(); }
+void embedding_backward(Context&, const Tensor&, const Tensor&, Tensor&) { not_built(); }
+void linear_backward_input(Context&, const Tensor&, const Tensor&, Tensor&, bool) { not_built(); }
+void linear_backward_weight(Context&, const Tensor&, const Tensor&, Tensor&, bool) { not_built(); }
+void rms_norm_backward(Context&, const Tensor&, const Tensor&, const Tensor&, float, Tensor&, Tensor&) { not_built(); }
 void embedding(Context&, const Tensor&, const Tensor&, Tensor&) { not_built(); }
 void linear(Context&, const Tensor&, std::span<const Projection>) { not_built(); }
 Tensor packed(Context&, std::span<const Tensor>) { not_built(); }
@@ -69,6 +78,10 @@ bool project_and_store(Context&, const Tensor&, const QkvWeights&, const RopeAng
 }
 void attention(Context&, const AttentionShape&, const Tensor&, const Tensor&, const Tensor&, const Slices&, Tensor&,
                Tensor*) {
+  not_built();
+}
+void attention_backward(Context&, const AttentionShape&, const Tensor&, const Tensor&, const Tensor&, const Slices&,
+                        const Tensor&, const Tensor&, const Tensor&, Tensor&, Tensor&, Tensor&) {
   not_built();
 }
 Gated gate(Context&, const MoeConfig&, const Tensor&, const Tensor&, const Tensor&, Index, bool) { not_built(); }

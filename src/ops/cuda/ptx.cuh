@@ -100,6 +100,12 @@ __device__ __forceinline__ void tma_load(std::uint32_t dst, const CUtensorMap* m
       "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
+// Bytes one after another; addresses and number are multiples of 16.
+__device__ __forceinline__ void bulk_load(std::uint32_t dst, const void* src, std::uint32_t bytes, std::uint32_t bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+               "l"(src), "r"(bytes), "r"(bar)
+               : "memory");
+}
 // The same into the same place of all blocks of a cluster; each block's barrier at `bar` counts its bytes.
 template <int kBlocks>
 __device__ __forceinline__ void tma_load_all(std::uint32_t dst, const CUtensorMap* map, std::uint32_t bar, int c0, int c1) {
@@ -144,6 +150,11 @@ template <int kCount>
 __device__ __forceinline__ void pin(float (&acc)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(acc[i])::"memory");
+}
+
+// Keeps the compiler from computing an operand later than here.
+__device__ __forceinline__ void pin(std::uint32_t (&a)[4]) {
+  asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
 }
 
 // Descriptor of a tile in shared memory with 128-byte swizzle, whose 8-row groups of 128 bytes lie 1024 bytes apart.

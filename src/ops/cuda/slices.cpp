@@ -68,6 +68,36 @@ WorkLists attention_work(std::span<const Slice> slices) {
 
 using Lists = std::array<std::vector<std::int32_t>, SliceTables::kTables>;
 
+// The pieces of sequences that attention's backward works on.
+GradWork::Counts add_grad_work(std::span<const Slice> slices, Lists& l) {
+  struct Piece {
+    Index slice, index, work;
+  };
+  const auto put = [&](SliceTables::Table table, std::vector<Piece> pieces, bool sorted) {
+    if (sorted)  // the last to start should be short ones
+      std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.work > b.work; });
+    for (const Piece& p : pieces)
+      for (const Index value : {p.slice, p.index}) l[table].push_back(narrow(value));
+    return narrow(static_cast<Index>(pieces.size()));
+  };
+  std::vector<Piece> blocks, keys, queries;
+  Index pairs = 0;
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    for (const Index value : {static_cast<Index>(blocks.size()), pairs})
+      l[SliceTables::kGradStarts].push_back(narrow(value));
+    const Slice& s = slices[i];
+    if (s.first_position > 0 || s.tiles.empty()) continue;
+    const auto slice = static_cast<Index>(i), count = (s.rows + kGradRows - 1) / kGradRows;
+    for (Index b = 0; b < count; ++b) blocks.push_back({slice, b, 0});
+    for (Index row = 0; row < s.rows; row += kGradKeys) keys.push_back({slice, row / kGradKeys, s.rows - row});
+    for (Index row = 0; row < s.rows; row += kGradQueries)
+      queries.push_back({slice, row / kGradQueries, std::min(row + kGradQueries, s.rows)});
+    pairs += count * (count + 1) / 2;
+  }
+  return {put(SliceTables::kGradBlocks, blocks, false), put(SliceTables::kGradKeyPieces, keys, true),
+          put(SliceTables::kGradQueryPieces, queries, true), narrow(pairs)};
+}
+
 struct HostTables {
   Lists lists;
   AttentionWork::Counts counts{};
@@ -134,6 +164,12 @@ std::shared_ptr<SliceTables> allocate(Context& ctx, const std::array<std::size_t
              sizes[SliceTables::kDone] == 0
                  ? nullptr
                  : static_cast<std::uint32_t*>(t->block.raw_mutable()) + t->places[SliceTables::kDone].at};
+  t->grad = {t->entries,
+             reinterpret_cast<const GradWork::Piece*>(table(SliceTables::kGradBlocks)),
+             reinterpret_cast<const GradWork::Piece*>(table(SliceTables::kGradKeyPieces)),
+             reinterpret_cast<const GradWork::Piece*>(table(SliceTables::kGradQueryPieces)),
+             reinterpret_cast<const GradWork::Start*>(table(SliceTables::kGradStarts)),
+             {}};
   return t;
 }
 
@@ -149,7 +185,8 @@ void upload(Context& ctx, SliceTables& t, const Lists& lists) {
 }  // namespace
 
 std::shared_ptr<SliceTables> make_tables(Context& ctx, std::span<const Slice> slices) {
-  const HostTables host = tables_of(slices);
+  HostTables host = tables_of(slices);
+  const GradWork::Counts grad = add_grad_work(slices, host.lists);
   std::array<std::size_t, SliceTables::kTables> sizes{};
   for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] = host.lists[i].size();
   sizes[SliceTables::kDone] = done_counters(slices.size());
@@ -157,6 +194,7 @@ std::shared_ptr<SliceTables> make_tables(Context& ctx, std::span<const Slice> sl
   t->rows = static_cast<int>(host.lists[SliceTables::kPosition].size());
   t->slices = static_cast<int>(slices.size());
   t->counts = host.counts;
+  t->grad.counts = grad;
   t->partial_rows = narrow(host.partial_rows), t->decode_rows = narrow(host.decode_rows);
   upload(ctx, *t, host.lists);
   return t;

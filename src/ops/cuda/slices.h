@@ -48,6 +48,29 @@ struct AttentionWork {
   std::uint32_t* done = nullptr;  // [slices, kDoneCounters] zeros: how many blocks of a slice's queries have ended; or null
 };
 
+// What the blocks of attention's backward work on: pieces of the slices that begin at position 0.
+inline constexpr int kGradRows = 64;                // of a block
+inline constexpr int kGradKeys = 2 * kGradRows;     // of a piece of keys
+inline constexpr int kGradQueries = 4 * kGradRows;  // of a piece of queries
+struct GradWork {
+  struct alignas(8) Piece {
+    std::int32_t slice, index;  // the how manieth of its size
+  };
+  // How many blocks the slices before this one have, and how many pairs of a block of queries and one of keys up to it.
+  struct alignas(8) Start {
+    std::int32_t block, pair;
+  };
+  struct Counts {
+    int blocks = 0, keys = 0, queries = 0, pairs = 0;
+  };
+  const SliceEntry* entries = nullptr;
+  const Piece* blocks = nullptr;   // in order
+  const Piece* keys = nullptr;     // most queries first
+  const Piece* queries = nullptr;  // most keys first
+  const Start* starts = nullptr;   // [slices]
+  Counts counts;
+};
+
 struct SliceTables {
   using Entry = SliceEntry;
 
@@ -62,12 +85,29 @@ struct SliceTables {
   AttentionWork work;
   AttentionWork::Counts counts{};         // of the lists of `work`: how much there is, or room for
   int partial_rows = 0, decode_rows = 0;  // of all decode items; of the largest slice that has them
+  GradWork grad;                          // not in reserved tables
 
   // Where each table lies in the block, in numbers, and how many fit before the next.
   struct Place {
     std::size_t at = 0, size = 0;
   };
-  enum Table { kPosition, kSlice, kCacheRow, kEntries, kTiles, kPrompt, kDecode, kMerge, kCounts, kDone, kTables };
+  enum Table {
+    kPosition,
+    kSlice,
+    kCacheRow,
+    kEntries,
+    kTiles,
+    kPrompt,
+    kDecode,
+    kMerge,
+    kCounts,
+    kDone,
+    kGradBlocks,
+    kGradKeyPieces,
+    kGradQueryPieces,
+    kGradStarts,
+    kTables
+  };
   std::array<Place, kTables> places{};
 };
 

@@ -39,4 +39,8 @@ void add_bias_backward(const Tensor& dy, Tensor& dbias) {
   });
 }
 
+void scale(float factor, Tensor& x) {
+  for (float& v : x.span<float>()) v *= factor;
+}
+
 }  // namespace dsmoe::ops::ref

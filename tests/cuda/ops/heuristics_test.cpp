@@ -74,5 +74,18 @@ TEST(Heuristics, AttentionOnTensorCoresWhereItFits) {
   EXPECT_FALSE(attention_kernels(kHopper, DType::kF32, 128, Path::kAuto).mma);
 }
 
+TEST(Heuristics, AttentionBackward) {
+  EXPECT_TRUE(attention_backward_on_hopper(kHopper, DType::kBF16, 128, Path::kAuto));
+  EXPECT_TRUE(attention_backward_on_hopper(kHopper, DType::kBF16, 64, Path::kHopper));
+  EXPECT_FALSE(attention_backward_on_hopper(kHopper, DType::kBF16, 64, Path::kMma));
+  EXPECT_FALSE(attention_backward_on_hopper(kHopper, DType::kBF16, 96, Path::kAuto));
+  EXPECT_FALSE(attention_backward_on_hopper(kHopper, DType::kF32, 128, Path::kAuto));
+  EXPECT_EQ(grad_heads(std::size_t{1} << 26, 16), 16);
+  EXPECT_EQ(grad_heads(std::size_t{1} << 28, 16), 5);
+  EXPECT_EQ(grad_heads(std::size_t{1} << 33, 16), 1);
+  EXPECT_EQ(grad_band(16384, 128), 3);
+  EXPECT_EQ(grad_band(1 << 20, 128), 1);
+}
+
 }  // namespace
 }  // namespace dsmoe::cuda

@@ -1,0 +1,174 @@
+// AdamW on a GPU: one launch per tensor, each number on its own, in the CPU's arithmetic (cpu/kernels_impl.h). The sum of
+// squares is made of partial sums over a fixed number of neighbours, which are added up as a tree.
+#include <cmath>
+#include <vector>
+
+#include "ops/adamw.h"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/numbers.cuh"
+#include "ops/cuda/ptx.cuh"
+
+namespace dsmoe::ops::cuda {
+
+namespace gpu = dsmoe::cuda;
+using gpu::bf16;
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr Index kPiece = Index{1} << 16;  // numbers of one partial sum
+
+struct Step {
+  float grad_scale, beta1, beta2, new1, new2, keep, rate, root_scale, epsilon;
+};
+struct Numbers {
+  float *weight, *gradient, *m, *v;
+  bf16* stored;  // null: the weight itself is used
+  Index count;
+  bool clear;
+};
+
+__device__ void update(const Step& s, float gradient, float& m, float& v, float& w) {
+  const float g = __fmul_rn(s.grad_scale, gradient);
+  m = __fmaf_rn(s.beta1, m, __fmul_rn(s.new1, g));
+  v = __fmaf_rn(s.beta2, v, __fmul_rn(s.new2, __fmul_rn(g, g)));
+  const float step = __fdiv_rn(m, __fmaf_rn(s.root_scale, __fsqrt_rn(v), s.epsilon));
+  w = __fmaf_rn(-s.rate, step, __fmul_rn(s.keep, w));
+}
+
+// Read once and written once: nothing of it is worth a place in the cache.
+template <int kVector>
+__device__ gpu::Pack<float, kVector> stream_in(const float* from) {
+  gpu::Pack<float, kVector> pack;
+  if constexpr (kVector == 4)
+    *reinterpret_cast<float4*>(&pack) = __ldcs(reinterpret_cast<const float4*>(from));
+  else
+    pack.v[0] = __ldcs(from);
+  return pack;
+}
+template <int kVector>
+__device__ void stream_out(const gpu::Pack<float, kVector>& pack, float* to) {
+  if constexpr (kVector == 4)
+    __stcs(reinterpret_cast<float4*>(to), *reinterpret_cast<const float4*>(&pack));
+  else
+    __stcs(to, pack.v[0]);
+}
+
+template <int kVector>
+__global__ void __launch_bounds__(kThreads)
+    adamw_kernel(const __grid_constant__ Step s, const __grid_constant__ Numbers n) {
+  gpu::ptx::wait_for_previous_kernel();
+  gpu::ptx::let_next_kernel_start();
+  const Index at = (static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x) * kVector;
+  if (at >= n.count) return;
+  const auto g = stream_in<kVector>(n.gradient + at);
+  auto m = stream_in<kVector>(n.m + at), v = stream_in<kVector>(n.v + at), w = stream_in<kVector>(n.weight + at);
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) update(s, g.v[i], m.v[i], v.v[i], w.v[i]);
+  if (n.clear) stream_out<kVector>({}, n.gradient + at);
+  stream_out<kVector>(m, n.m + at);
+  stream_out<kVector>(v, n.v + at);
+  stream_out<kVector>(w, n.weight + at);
+  if (n.stored == nullptr) return;
+  gpu::Pack<bf16, kVector> rounded;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) gpu::from_float(w.v[i], rounded.v[i]);
+  gpu::store(rounded, n.stored + at);
+}
+
+// The same value in every thread: a tree over the lanes, then the warps in order.
+__device__ double block_sum(double value) {
+  __shared__ double warps[kThreads / 32];
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) value += __shfl_xor_sync(~0u, value, i);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  double sum = 0;
+  for (int i = 0; i < kThreads / 32; ++i) sum += warps[i];
+  return sum;
+}
+
+// Four neighbours are added up in f32 where the tensor is aligned for it, and else too, so that both give the same bits.
+__global__ void __launch_bounds__(kThreads) squares_kernel(const float* x, Index count, bool aligned, double* partial) {
+  gpu::ptx::wait_for_previous_kernel();
+  gpu::ptx::let_next_kernel_start();
+  const Index begin = blockIdx.x * kPiece, end = min(begin + kPiece, count);
+  double sum = 0;
+  for (Index i = begin + threadIdx.x * 4; i < end; i += kThreads * 4) {
+    gpu::Pack<float, 4> four{};
+    if (aligned && i + 4 <= end) {
+      four = gpu::load<4>(x + i);
+    } else {
+      for (int j = 0; j < 4; ++j) four.v[j] = i + j < end ? x[i + j] : 0.0f;
+    }
+    sum += static_cast<double>(
+        fmaf(four.v[3], four.v[3], fmaf(four.v[2], four.v[2], fmaf(four.v[1], four.v[1], four.v[0] * four.v[0]))));
+  }
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(kThreads) sum_kernel(const double* partial, Index count, double* result) {
+  gpu::ptx::wait_for_previous_kernel();
+  gpu::ptx::let_next_kernel_start();
+  double sum = 0;
+#pragma unroll 8
+  for (Index i = threadIdx.x; i < count; i += kThreads) sum += partial[i];
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) *result = sum;
+}
+
+float* floats(const Tensor& t) { return static_cast<float*>(const_cast<void*>(t.raw())); }
+
+bool aligned(std::initializer_list<const void*> pointers) {
+  std::uintptr_t bits = 0;
+  for (const void* p : pointers) bits |= reinterpret_cast<std::uintptr_t>(p);
+  return bits % 16 == 0;
+}
+
+}  // namespace
+
+void adamw(Context& ctx, std::span<AdamTensor> tensors, const AdamOptions& o) {
+  const auto beta1 = static_cast<float>(o.beta1), beta2 = static_cast<float>(o.beta2);
+  Step s{.grad_scale = static_cast<float>(o.grad_scale),
+         .beta1 = beta1,
+         .beta2 = beta2,
+         .new1 = 1 - beta1,
+         .new2 = 1 - beta2,
+         .keep = 1,
+         .rate = static_cast<float>(o.rate / (1 - std::pow(o.beta1, static_cast<double>(o.step)))),
+         .root_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(o.beta2, static_cast<double>(o.step)))),
+         .epsilon = static_cast<float>(o.epsilon)};
+  for (AdamTensor& t : tensors) {
+    const Numbers n{floats(t.weight),
+                    floats(t.gradient),
+                    floats(t.m),
+                    floats(t.v),
+                    t.stored.numel() > 0 ? static_cast<bf16*>(t.stored.raw_mutable()) : nullptr,
+                    t.weight.numel(),
+                    o.clear};
+    if (n.count == 0) continue;
+    s.keep = t.decay ? static_cast<float>(1 - o.rate * o.weight_decay) : 1;
+    const bool wide = n.count % 4 == 0 && aligned({n.weight, n.gradient, n.m, n.v}) &&
+                      reinterpret_cast<std::uintptr_t>(n.stored) % 8 == 0;
+    const Index per_block = kThreads * (wide ? 4 : 1);
+    gpu::launch(wide ? adamw_kernel<4> : adamw_kernel<1>, static_cast<unsigned>((n.count + per_block - 1) / per_block),
+                kThreads, 0, ctx.stream(), s, n);
+  }
+}
+
+void gradient_square(Context& ctx, std::span<const AdamTensor> tensors, Tensor& sum) {
+  std::vector<Index> first{0};
+  for (const AdamTensor& t : tensors) first.push_back(first.back() + (t.gradient.numel() + kPiece - 1) / kPiece);
+  Tensor partial = ctx.empty(DType::kF64, {first.back()});
+  auto* const sums = static_cast<double*>(partial.raw_mutable());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& g = tensors[i].gradient;
+    if (g.numel() == 0) continue;
+    gpu::launch(squares_kernel, static_cast<unsigned>(first[i + 1] - first[i]), kThreads, 0, ctx.stream(),
+                static_cast<const float*>(g.raw()), g.numel(), aligned({g.raw()}), sums + first[i]);
+  }
+  gpu::launch(sum_kernel, 1, kThreads, 0, ctx.stream(), sums, first.back(), static_cast<double*>(sum.raw_mutable()));
+}
+
+}  // namespace dsmoe::ops::cuda
