@@ -1,6 +1,10 @@
 // dsmoe bench attention: times of CUDA graph replays, after a check against ops/ref.
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
+#include <span>
+#include <utility>
 
 #include "cli/bench_attention.h"
 #include "cli/bench_layer.h"

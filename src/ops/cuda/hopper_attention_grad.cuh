@@ -54,8 +54,9 @@ struct Args {
 
 // A piece as consumers see it.
 struct alignas(16) Item {
-  int first_row, rows, index, head;  // of the slice; its how manieth piece; head of this launch. head < 0: no more work
-  int block, pair;                   // GradWork::Start
+  int first_row, rows;  // of the slice
+  int index, head;      // of the piece in the slice; among the heads of this launch, or under 0: no more work
+  int block, pair;      // GradWork::Start
 };
 
 // Draws pieces ahead of their use; called by one thread.

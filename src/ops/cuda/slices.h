@@ -54,7 +54,7 @@ inline constexpr int kGradKeys = 2 * kGradRows;     // of a piece of keys
 inline constexpr int kGradQueries = 4 * kGradRows;  // of a piece of queries
 struct GradWork {
   struct alignas(8) Piece {
-    std::int32_t slice, index;  // the how manieth of its size
+    std::int32_t slice, index;  // among the pieces of this size that the slice has
   };
   // How many blocks the slices before this one have, and how many pairs of a block of queries and one of keys up to it.
   struct alignas(8) Start {

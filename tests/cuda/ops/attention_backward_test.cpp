@@ -1,7 +1,9 @@
 // Attention's backward on a GPU against ops/ref, and the promise that a sequence's gradients depend on itself alone.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "cuda/gpu_test.h"
