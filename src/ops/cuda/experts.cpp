@@ -88,6 +88,9 @@ gpu::packed::ExpertMatrices packed_matrices(const Experts& w, Tensor ExpertTenso
   return {gpu::packed::matrix_of(w.shared_mlp().*matrix), gpu::packed::matrix_of(w.routed_stacks().*matrix)};
 }
 
+bool one_token(const Launch& l, const Experts& w) {
+  return !w.packed() && l.hopper && gpu::hopper::is_one_token(l.sizes);
+}
 bool few(const Launch& l, const Experts& w) {
   return w.packed() && l.hopper && gpu::unpacks_in_product(l.sizes.tokens, /*grouped=*/true);
 }
@@ -136,6 +139,10 @@ Tensor experts_gate_up(Context& ctx, const Experts& w, const Plan& plan, const T
     return h;
   }
   const Tensor stack = gate_up_stack(l, w);
+  if (!keep && one_token(l, w)) {
+    gpu::hopper::gate_up_one(l.sizes, l.plan, in(x), in(stack), out(h), ctx.stream());
+    return h;
+  }
   if (!l.hopper) {
     gpu::portable::gate_up(l.step(), x.raw(), stack.raw(), h.raw_mutable(), kept);
     return h;
@@ -152,6 +159,10 @@ Tensor experts_down_combine(Context& ctx, const Experts& w, const Plan& plan, co
   Tensor y = ctx.empty(h.dtype(), {plan.tokens, l.sizes.width});
   if (plan.tokens == 0) return y;
   const Tensor stack = few(l, w) ? Tensor() : down_stack(l, w);
+  if (one_token(l, w)) {
+    gpu::hopper::down_one(l.sizes, l.plan, in(h), in(stack), l.slot_weight, out(y), ctx.stream());
+    return y;
+  }
   l.sum_rows(l.slot_weight, nullptr, y, [&](Tensor& rows, int first, int columns) {
     if (few(l, w))
       gpu::packed::down_few(l.sizes, l.plan, in(h), packed_matrices(w, &ExpertTensors::down_proj), out(rows), ctx.stream());

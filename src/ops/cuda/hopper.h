@@ -25,6 +25,13 @@ void gate_up(const Sizes& s, const PlanView& plan, const bf16* x, const bf16* so
 void down(const Sizes& s, const PlanView& plan, const bf16* h, const bf16* weights, bf16* out, int first, int columns,
           cudaStream_t stream);
 
+// One token alone, with no more than 8 experts, in inference: the same bits, and down adds up the experts: y[D], with the
+// weight of each chosen one.
+bool is_one_token(const Sizes& s);
+void gate_up_one(const Sizes& s, const PlanView& plan, const bf16* x, const bf16* weights, bf16* h, cudaStream_t stream);
+void down_one(const Sizes& s, const PlanView& plan, const bf16* h, const bf16* weights, const float* weight, bf16* y,
+              cudaStream_t stream);
+
 // From gate_up[R, 2F] and dy: overwrites gate_up with its gradient, writes weighted[R, F] = row weight * h, and
 // weight_grad[R, parts] whose sums over parts are d loss / d row weight. sorted_dy as gather_rows() leaves it.
 int hidden_backward_parts(const Sizes& s);

@@ -5,6 +5,7 @@
 #include "ops/cuda/hopper.h"
 #include "ops/cuda/hopper_gemm.cuh"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/numbers.cuh"
 #include "ops/cuda/tensor_map.h"
 
 namespace dsmoe::cuda::hopper {
@@ -23,8 +24,6 @@ struct Args {
   bf16* gate_up;  // null in inference
   int width, expert_width;
 };
-
-__device__ __forceinline__ float silu(float g) { return __fdividef(g, 1.0f + __expf(-g)); }
 
 // One consumer warpgroup's part of one tile.
 template <class C, bool kGather>

@@ -14,6 +14,9 @@ __device__ __forceinline__ float to_float(bf16 v) { return __bfloat162float(v); 
 __device__ __forceinline__ void from_float(float v, float& to) { to = v; }
 __device__ __forceinline__ void from_float(float v, bf16& to) { to = __float2bfloat16_rn(v); }
 
+// Of the Hopper kernels: by the special function units.
+__device__ __forceinline__ float silu(float g) { return __fdividef(g, 1.0f + __expf(-g)); }
+
 // kCount neighbours that are loaded and stored together.
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount) Pack {

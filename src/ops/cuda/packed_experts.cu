@@ -2,6 +2,7 @@
 // and some columns. Blocks of the shared experts come first: they need no plan, and of gate/up they need not wait for it.
 #include <algorithm>
 
+#include "ops/cuda/numbers.cuh"
 #include "ops/cuda/packed_few.cuh"
 
 namespace dsmoe::cuda::packed {
@@ -39,8 +40,6 @@ __device__ __forceinline__ Work routed_work(const Args& args, int id) {
   const int4 t = *reinterpret_cast<const int4*>(args.tiles + id);
   return {false, t.x - args.shared, t.y, t.z};
 }
-
-__device__ __forceinline__ float silu(float g) { return __fdividef(g, 1.0f + __expf(-g)); }  // as in hopper_gate_up.cu
 
 // Which tile of tokens, and which part of the columns.
 struct Place {
