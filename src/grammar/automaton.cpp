@@ -83,6 +83,7 @@ class AutomatonBuilder {
       out_.first_call_.push_back(static_cast<std::uint32_t>(out_.calls_.size()));
       out_.final_.push_back(s.final);
       out_.deterministic_.push_back(nfa.deterministic);
+      out_.plain_.push_back(nfa.deterministic && s.calls.empty());
       out_.rule_of_.push_back(rule);
     }
   }

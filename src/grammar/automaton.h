@@ -44,6 +44,7 @@ class Automaton {
     return final_[state] && edges(state).empty() && calls(state).empty();
   }
   bool deterministic(std::uint32_t state) const { return deterministic_[state]; }  // no byte is on two edges
+  bool plain(std::uint32_t state) const { return plain_[state]; }                  // that, and no calls
 
   // Classes of states that no text of up to `bytes` bytes tells apart: by what it matches in the rule and the rules it
   // calls, and where along it the rule may end.
@@ -55,7 +56,7 @@ class Automaton {
   std::vector<std::uint32_t> first_edge_{0}, first_call_{0};
   std::vector<ByteEdge> edges_;
   std::vector<CallEdge> calls_;
-  std::vector<char> final_, deterministic_;
+  std::vector<char> final_, deterministic_, plain_;
 };
 
 }  // namespace dsmoe::grammar

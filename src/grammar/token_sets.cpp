@@ -1,6 +1,7 @@
 #include "grammar/token_sets.h"
 
 #include <algorithm>
+#include <bit>
 #include <mutex>
 #include <set>
 
@@ -8,13 +9,17 @@
 
 namespace dsmoe::grammar {
 
-TokenSet::TokenSet(std::vector<std::uint32_t> ids, std::size_t words) {
-  if (ids.size() * sizeof(ids[0]) < words * sizeof(bits_[0])) {
-    ids_.assign(ids.begin(), ids.end());  // without spare memory
+TokenSet::TokenSet(std::vector<std::uint64_t> bits) {
+  std::size_t count = 0;
+  for (const std::uint64_t word : bits) count += static_cast<std::size_t>(std::popcount(word));
+  if (count * sizeof(ids_[0]) >= bits.size() * sizeof(bits[0])) {
+    bits_ = std::move(bits);
     return;
   }
-  bits_.resize(words);
-  for (const std::uint32_t id : ids) bits_[id / 64] |= std::uint64_t{1} << (id % 64);
+  ids_.reserve(count);
+  for (std::size_t i = 0; i < bits.size(); ++i)
+    for (std::uint64_t word = bits[i]; word != 0; word &= word - 1)
+      ids_.push_back(static_cast<std::uint32_t>(64 * i + static_cast<std::size_t>(std::countr_zero(word))));
 }
 
 void TokenSet::add_to(std::span<std::uint64_t> mask) const {
@@ -38,12 +43,10 @@ TokenSets::Entry TokenSets::make(std::uint32_t state, const std::vector<std::uin
                                  std::vector<std::uint32_t>& exits) const {
   TokenWalk walk(automaton_, vocabulary_, state);
   for (const std::uint32_t node : nodes) walk.below(node);
-  std::sort(walk.tokens.begin(), walk.tokens.end());
-  walk.tokens.erase(std::unique(walk.tokens.begin(), walk.tokens.end()), walk.tokens.end());
   std::sort(walk.exits.begin(), walk.exits.end());
   walk.exits.erase(std::unique(walk.exits.begin(), walk.exits.end()), walk.exits.end());
   exits = std::move(walk.exits);
-  return {TokenSet(std::move(walk.tokens), vocabulary_.words()), kNone};
+  return {TokenSet(std::move(walk.tokens)), kNone};
 }
 
 const TokenSets::Entry& TokenSets::get(std::uint32_t state, Exits from) const {

@@ -20,7 +20,7 @@ namespace dsmoe::grammar {
 class TokenSet {
  public:
   TokenSet() = default;
-  TokenSet(std::vector<std::uint32_t> ids, std::size_t words);
+  explicit TokenSet(std::vector<std::uint64_t> bits);
   void add_to(std::span<std::uint64_t> mask) const;
   bool empty() const { return ids_.empty() && bits_.empty(); }
   std::size_t bytes() const { return ids_.size() * sizeof(ids_[0]) + bits_.size() * sizeof(bits_[0]); }

@@ -1,9 +1,15 @@
 #include "grammar/token_walk.h"
 
+#include <algorithm>
+
 namespace dsmoe::grammar {
 
 TokenWalk::TokenWalk(const Automaton& automaton, const Vocabulary& vocabulary, std::uint32_t state)
-    : automaton_(automaton), vocabulary_(vocabulary), stepper_(automaton), levels_(vocabulary.longest() + 1) {
+    : tokens(vocabulary.words()),
+      automaton_(automaton),
+      vocabulary_(vocabulary),
+      stepper_(automaton),
+      levels_(vocabulary.longest() + 1) {
   levels_[0].one = {state, Stacks::kOutermost};
   levels_[0].plain = is_plain(levels_[0].one);
   levels_[0].at = {levels_[0].one};
@@ -11,8 +17,19 @@ TokenWalk::TokenWalk(const Automaton& automaton, const Vocabulary& vocabulary, s
 }
 
 bool TokenWalk::is_plain(const Item& item) const {
-  return automaton_.deterministic(item.state) && automaton_.calls(item.state).empty() &&
-         (item.node == Stacks::kOutermost || !automaton_.final(item.state));
+  return automaton_.plain(item.state) && (item.node == Stacks::kOutermost || !automaton_.final(item.state));
+}
+
+std::uint32_t TokenWalk::next_of(std::uint32_t state, std::uint8_t byte) {
+  std::unique_ptr<Table>& table = tables_[state % tables_.size()];
+  if (!table) table = std::make_unique<Table>();
+  if (table->state != state) {
+    table->state = state;
+    table->to.fill(kNowhere);
+    for (const ByteEdge& e : automaton_.edges(state))
+      std::fill(table->to.begin() + e.first, table->to.begin() + e.last + 1, e.to);
+  }
+  return table->to[byte];
 }
 
 void TokenWalk::close(Level& level) {
@@ -25,15 +42,12 @@ void TokenWalk::close(Level& level) {
 
 bool TokenWalk::advance(const Level& parent, Level& child, std::uint8_t byte) {
   if (parent.plain) {
-    for (const ByteEdge& e : automaton_.edges(parent.one.state)) {
-      if (byte < e.first) return false;
-      if (byte > e.last) continue;
-      child.one = {e.to, parent.one.node};
-      child.plain = is_plain(child.one);
-      if (!child.plain) child.at.assign(1, child.one);
-      return true;
-    }
-    return false;
+    const std::uint32_t to = next_of(parent.one.state, byte);
+    if (to == kNowhere) return false;
+    child.one = {to, parent.one.node};
+    child.plain = is_plain(child.one);
+    if (!child.plain) child.at.assign(1, child.one);
+    return true;
   }
   stepper_.advance(parent.open, byte, child.at);
   if (child.at.empty()) return false;
@@ -53,8 +67,7 @@ void TokenWalk::below(std::uint32_t node) {
       i = vocabulary_.end(i);
       continue;
     }
-    const auto ids = vocabulary_.tokens(i);
-    tokens.insert(tokens.end(), ids.begin(), ids.end());
+    for (const std::uint32_t id : vocabulary_.tokens(i)) tokens[id / 64] |= std::uint64_t{1} << (id % 64);
     if (!vocabulary_.is_leaf(i)) {
       if (stacks_.size() != parent.stacks) stacks_.truncate(parent.stacks);
       close(child);

@@ -1,6 +1,9 @@
 // Walks the vocabulary's tree and the automaton together, below some of its nodes, within one rule and those it calls.
 #pragma once
 
+#include <array>
+#include <memory>
+
 #include "grammar/stepper.h"
 #include "grammar/vocabulary.h"
 
@@ -12,7 +15,7 @@ class TokenWalk {
 
   void below(std::uint32_t node);
 
-  std::vector<std::uint32_t> tokens;  // that can come, perhaps several times
+  std::vector<std::uint64_t> tokens;  // those that can come, as bits
   std::vector<std::uint32_t> exits;   // nodes with others below them, where the state's rule may end
 
  private:
@@ -27,12 +30,21 @@ class TokenWalk {
   bool advance(const Level& parent, Level& child, std::uint8_t byte);
   void close(Level& level);
   bool is_plain(const Item& item) const;
+  std::uint32_t next_of(std::uint32_t state, std::uint8_t byte);
 
   const Automaton& automaton_;
   const Vocabulary& vocabulary_;
   Stepper stepper_;
   Stacks stacks_;
   std::vector<Level> levels_;
+
+  // The edges of states that were looked at last, by byte: a walk is in few of them most of the time.
+  static constexpr std::uint32_t kNowhere = 0xFFFFFFFF;
+  struct Table {
+    std::uint32_t state = kNowhere;
+    std::array<std::uint32_t, 256> to;
+  };
+  std::array<std::unique_ptr<Table>, 32> tables_;
 };
 
 }  // namespace dsmoe::grammar

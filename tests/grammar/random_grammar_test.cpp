@@ -101,7 +101,7 @@ int compare(const Grammar& grammar, Draw& draw, const std::string& shown) {
 
 TEST(RandomGrammars, EveryMaskIsThatOfThePlainMatcher) {
   int compared = 0, masks = 0, refused = 0;
-  for (std::uint64_t seed = 0; seed < 600 && !HasFailure(); ++seed) {
+  for (std::uint64_t seed = 0; seed < 200 && !HasFailure(); ++seed) {
     Draw draw(seed);
     const std::string text = RandomGrammar(draw).text();
     const Grammar grammar = parse_gbnf(text);
@@ -113,9 +113,9 @@ TEST(RandomGrammars, EveryMaskIsThatOfThePlainMatcher) {
       ++refused;  // left recursion, or no text at all
     }
   }
-  EXPECT_GT(compared, 150);
-  EXPECT_GT(masks, 1000);
-  EXPECT_GT(refused, 50);
+  EXPECT_GT(compared, 50);
+  EXPECT_GT(masks, 400);
+  EXPECT_GT(refused, 20);
   RecordProperty("masks", masks);
 }
 
@@ -134,7 +134,7 @@ TEST(RandomGrammars, HardOnes) {
       "root ::= s{2,4}\ns ::= t | \"a\" s t\nt ::= \"b\"+ | [^ab]",
   };
   for (const std::string& text : hard)
-    for (std::uint64_t seed = 0; seed < 6 && !HasFailure(); ++seed) {
+    for (std::uint64_t seed = 0; seed < 3 && !HasFailure(); ++seed) {
       Draw draw(seed + 1000);
       compare(parse_gbnf(text), draw, text);
     }
