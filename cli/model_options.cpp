@@ -52,10 +52,20 @@ void SamplingFlags::add(CLI::App& command) {
   add_flags(command, generate, {.only = {"n-predict"}});
   flags_ = add_flags(command, generate.sampler);
   add_flags(command, generate, {.only = {"stop", "ignore-eos"}});
+  CLI::Option* grammar =
+      command.add_option("--grammar-file", grammar_file, "Generate only text that matches this grammar in GBNF");
+  command.add_option("--json-schema", schema_file, "Generate only JSON that is valid under the JSON schema in this file")
+      ->excludes(grammar);
 }
 
 GenerateOptions SamplingFlags::options(const Model& model) const {
   GenerateOptions out = generate;
+  if (!grammar_file.empty()) out.grammar = read_text(grammar_file);
+  if (!schema_file.empty()) out.json_schema = read_text(schema_file);
+  if (!grammar_file.empty() && out.grammar.empty())
+    fail(ErrorCode::kFormat, "{} is empty; expected a grammar", grammar_file);
+  if (!schema_file.empty() && out.json_schema.empty())
+    fail(ErrorCode::kFormat, "{} is empty; expected a JSON schema", schema_file);
   const SamplerOptions defaults = model.generation().sampler();
   const auto choose = [&](const char* name, auto SamplerOptions::*field) {
     if (flags_.at(name)->count() == 0) out.sampler.*field = defaults.*field;

@@ -27,6 +27,7 @@ void note_long_context(const ModelConfig& config, Index length);
 
 struct SamplingFlags {
   GenerateOptions generate;
+  std::string grammar_file, schema_file;
 
   void add(CLI::App& command);
   // What was given; else what the model's generation_config.json says; else the defaults.

@@ -66,6 +66,9 @@ struct GenerateOptions {
   std::vector<std::string> stop;
   bool ignore_eos = false;
   std::vector<std::int32_t> end_tokens;  // in addition to the model's own; not part of the text
+  // The text keeps to a grammar in GBNF, or is JSON that is valid under a schema; "" for none, and at most one of them.
+  // Needs a tokenizer, and the model on the CPU. docs/howto/structured-output.md has the notation and the keywords.
+  std::string grammar, json_schema;
 
   void validate() const;  // the sampler's options too
 

@@ -4,6 +4,9 @@
 
 #include "api/model_impl.h"
 #include "core/fail.h"
+#include "grammar/gbnf.h"
+#include "grammar/json_schema.h"
+#include "grammar/matcher.h"
 #include "infer/session.h"
 #include "infer/text_stream.h"
 
@@ -25,8 +28,13 @@ struct Session::Impl {
 
   std::shared_ptr<const Model> model;
   Context ctx;
+  // A text's own matcher; nothing without a grammar. The last grammar is kept: the same one is often asked for again.
+  std::optional<grammar::Matcher> matcher(const GenerateOptions& options);
+
   infer::Session session;
   std::optional<ChatTemplate> chat_template;
+  std::shared_ptr<const grammar::CompiledGrammar> compiled;
+  std::string compiled_from;
 };
 
 namespace {
@@ -47,6 +55,20 @@ GenerateOptions with_end_tokens(const Model& model, GenerateOptions options) {
   return options;
 }
 
+std::shared_ptr<const grammar::Vocabulary> vocabulary_of(const Tokenizer& tokenizer, Index vocab_size,
+                                                         const std::vector<std::int32_t>& end_tokens) {
+  std::vector<std::string> tokens(static_cast<std::size_t>(std::max<Index>(vocab_size, tokenizer.vocab_size())));
+  // Some files have control tokens without the mark; EncodeOptions says how these are known.
+  const auto is_control = [&](std::int32_t id) {
+    const std::string_view s = tokenizer.bytes(id);
+    return tokenizer.is_special(id) || (s.size() >= 4 && s.starts_with("<|") && s.ends_with("|>")) ||
+           (s.size() >= 8 && s.starts_with("<｜") && s.ends_with("｜>"));
+  };
+  for (std::int32_t id = 0; id < tokenizer.vocab_size(); ++id)
+    if (!is_control(id)) tokens[static_cast<std::size_t>(id)] = tokenizer.bytes(id);
+  return std::make_shared<grammar::Vocabulary>(tokens, end_tokens);
+}
+
 }  // namespace
 
 std::vector<std::int32_t> end_tokens(const Model& model) {
@@ -56,6 +78,23 @@ std::vector<std::int32_t> end_tokens(const Model& model) {
     if (id >= 0 && id < model.config().vocab_size) out.push_back(static_cast<std::int32_t>(id));
   if (model.tokenizer() && model.tokenizer()->eos_id()) out.push_back(*model.tokenizer()->eos_id());
   return out;
+}
+
+std::optional<grammar::Matcher> Session::Impl::matcher(const GenerateOptions& options) {
+  require(options.grammar.empty() || options.json_schema.empty(), "grammar and json-schema exclude each other; give one");
+  const bool is_schema = !options.json_schema.empty();
+  const std::string& text = is_schema ? options.json_schema : options.grammar;
+  if (text.empty()) return std::nullopt;
+  std::string from = (is_schema ? "schema " : "grammar ") + text;
+  for (const std::int32_t id : options.end_tokens) from += fmt::format(" {}", id);
+  if (from != compiled_from) {
+    const grammar::Grammar rules =
+        is_schema ? grammar::parse_json_schema(text, "json-schema") : grammar::parse_gbnf(text, "grammar");
+    compiled = std::make_shared<grammar::CompiledGrammar>(
+        rules, vocabulary_of(tokenizer(), model->config().vocab_size, options.end_tokens));
+    compiled_from = std::move(from);
+  }
+  return grammar::Matcher(compiled);
 }
 
 Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
@@ -79,10 +118,13 @@ Generated Session::generate(std::span<const std::int32_t> prompt, const Generate
     text += part;
     return !on_piece || on_piece({id, part});
   };
-  Generated out = impl_->session.generate(prompt, with_end_tokens(*impl_->model, options), [&](std::int32_t id) {
+  const GenerateOptions all = with_end_tokens(*impl_->model, options);
+  std::optional<grammar::Matcher> matcher = impl_->matcher(all);
+  const auto on_token = [&](std::int32_t id) {
     const bool more = give(id, stream ? stream->push(id) : std::string());
     return more && !(stream && stream->stopped());
-  });
+  };
+  Generated out = impl_->session.generate(prompt, all, on_token, matcher ? &*matcher : nullptr);
   if (stream)
     if (const std::string rest = stream->finish(); !rest.empty()) give(-1, rest);
   out.text = std::move(text);

@@ -79,6 +79,17 @@ void Matcher::mask(std::span<std::uint64_t> mask) const {
     mask[static_cast<std::size_t>(id) / 64] |= std::uint64_t{1} << (id % 64);
 }
 
+bool Matcher::nothing_but_end(std::span<const std::uint64_t> mask) const {
+  const std::vector<std::int32_t>& ends = grammar_->vocabulary().end_tokens();
+  for (std::size_t i = 0; i < mask.size(); ++i) {
+    std::uint64_t word = mask[i];
+    for (const std::int32_t id : ends)
+      if (static_cast<std::size_t>(id) / 64 == i) word &= ~(std::uint64_t{1} << (id % 64));
+    if (word != 0) return false;
+  }
+  return true;
+}
+
 bool Matcher::can_end() const { return !ended_ && Stepper(grammar_->automaton()).can_end(stacks_, at_); }
 
 bool Matcher::accept(std::int32_t id) {

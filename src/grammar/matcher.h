@@ -40,6 +40,8 @@ class Matcher {
 
   // mask [vocabulary().words()]: bit id % 64 of word id / 64 is set when the token may come next.
   void mask(std::span<std::uint64_t> mask) const;
+  // Whether a mask has no tokens but end tokens.
+  bool nothing_but_end(std::span<const std::uint64_t> mask) const;
   // False, and nothing changes, when the token may not come next. After an end token nothing may.
   bool accept(std::int32_t id);
   // The same for bytes, in any pieces.

@@ -11,8 +11,8 @@
 namespace dsmoe::grammar {
 
 // What all automata of one grammar may have together. A string of up to 10,000 characters has about 80,000 states.
-inline constexpr std::size_t kMaxNfaStates = 1 << 20;
-inline constexpr std::size_t kMaxClosure = 1 << 24;  // states in the sets that are made of them
+inline constexpr std::size_t kMaxNfaStates = 1 << 19;
+inline constexpr std::size_t kMaxClosure = 1 << 23;  // states in the sets that are made of them
 
 struct Nfa {
   struct State {

@@ -23,13 +23,21 @@ bool TokenWalk::is_plain(const Item& item) const {
 std::uint32_t TokenWalk::next_of(std::uint32_t state, std::uint8_t byte) {
   std::unique_ptr<Table>& table = tables_[state % tables_.size()];
   if (!table) table = std::make_unique<Table>();
-  if (table->state != state) {
-    table->state = state;
-    table->to.fill(kNowhere);
-    for (const ByteEdge& e : automaton_.edges(state))
-      std::fill(table->to.begin() + e.first, table->to.begin() + e.last + 1, e.to);
+  if (table->state == state) {
+    table->uses = std::min(table->uses + 1, kMostUses);
+    return table->to[byte];
   }
-  return table->to[byte];
+  const std::span<const ByteEdge> edges = automaton_.edges(state);
+  if (--table->uses < 0) {  // not worth its place any more
+    table->state = state;
+    table->uses = 0;
+    table->to.fill(kNowhere);
+    for (const ByteEdge& e : edges) std::fill(table->to.begin() + e.first, table->to.begin() + e.last + 1, e.to);
+    return table->to[byte];
+  }
+  for (const ByteEdge& e : edges)
+    if (byte <= e.last) return byte >= e.first ? e.to : kNowhere;
+  return kNowhere;
 }
 
 void TokenWalk::close(Level& level) {

@@ -40,8 +40,10 @@ class TokenWalk {
 
   // The edges of states that were looked at last, by byte: a walk is in few of them most of the time.
   static constexpr std::uint32_t kNowhere = 0xFFFFFFFF;
+  static constexpr int kMostUses = 64;
   struct Table {
     std::uint32_t state = kNowhere;
+    int uses = 0;  // how long it stays when others want its place
     std::array<std::uint32_t, 256> to;
   };
   std::array<std::unique_ptr<Table>, 32> tables_;

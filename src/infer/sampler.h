@@ -23,6 +23,8 @@ class Sampler {
              std::span<const std::int32_t> banned = {});
   // Chooses from logits [1, V], which are written over.
   void choose(Context& ctx, Tensor logits);
+  // The same, among the tokens whose bits are set in `allowed` (bit id % 64 of word id / 64) alone. On the CPU.
+  void choose(Context& ctx, Tensor logits, std::span<const std::uint64_t> allowed);
   // The same, with work that does it all: it takes what was chosen last from `sampling.ids` and puts the next token there.
   template <class Work>
   void choose_by(Context& ctx, Work work) {

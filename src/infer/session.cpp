@@ -65,18 +65,28 @@ bool Session::step_ahead() {
   return true;
 }
 
+bool Session::choose(Tensor logits, const grammar::Matcher* matcher) {
+  if (!matcher) return sampler_.choose(ctx_, std::move(logits)), true;
+  std::vector<std::uint64_t> mask(matcher->grammar().vocabulary().words());
+  matcher->mask(mask);
+  if (matcher->can_end() && matcher->nothing_but_end(mask)) return false;
+  sampler_.choose(ctx_, std::move(logits), mask);
+  return true;
+}
+
 void Session::generate_tokens(const GenerateOptions& options, const std::function<bool(std::int32_t)>& on_token,
-                              Generated& out) {
+                              grammar::Matcher* matcher, Generated& out) {
   const auto wants = [&](std::size_t count) {
     return options.max_tokens < 0 || static_cast<Index>(count) < options.max_tokens;
   };
   while (wants(out.ids.size())) {
-    const bool ahead = wants(out.ids.size() + 1) && step_ahead();
+    const bool ahead = !matcher && wants(out.ids.size() + 1) && step_ahead();
     const std::int32_t id = sampler_.take(ctx_);
     if (std::find(options.end_tokens.begin(), options.end_tokens.end(), id) != options.end_tokens.end()) {
       out.finish = Finish::kEos;
       return;
     }
+    if (matcher) invariant(matcher->accept(id), "the sampler chose a token that the grammar forbids");
     out.ids.push_back(id);
     if (on_token && !on_token(id)) {
       out.finish = Finish::kStopped;
@@ -87,17 +97,20 @@ void Session::generate_tokens(const GenerateOptions& options, const std::functio
       return;
     }
     if (!wants(out.ids.size())) return;
-    if (ahead)
+    if (ahead) {
       history_.push_back(id);
-    else
-      sampler_.choose(ctx_, feed(std::span(&id, 1)));
+    } else if (!choose(feed(std::span(&id, 1)), matcher)) {
+      out.finish = Finish::kEos;
+      return;
+    }
   }
 }
 
 Generated Session::generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
-                            const std::function<bool(std::int32_t)>& on_token) {
+                            const std::function<bool(std::int32_t)>& on_token, grammar::Matcher* matcher) {
   Generated out;
   options.sampler.validate();
+  require(!matcher || ctx_.backend() != Backend::kCuda, "a grammar or a JSON schema needs the model on the CPU for now");
   const double start = now();
   const Tensor logits = feed(prompt);
   ctx_.synchronize();
@@ -106,11 +119,14 @@ Generated Session::generate(std::span<const std::int32_t> prompt, const Generate
   out.prompt_seconds = first - start;
   if (options.max_tokens == 0) return out;
   sampler_.start(ctx_, options.sampler, history_, options.ignore_eos ? options.end_tokens : std::vector<std::int32_t>());
-  sampler_.choose(ctx_, logits);
+  if (!choose(logits, matcher)) {
+    out.finish = Finish::kEos;
+    return out;
+  }
   // Whatever happens, a token that was run and is not in the history is forgotten.
   const auto forget = [&] { sequence_.truncate(static_cast<Index>(history_.size())); };
   try {
-    generate_tokens(options, on_token, out);
+    generate_tokens(options, on_token, matcher, out);
   } catch (...) {
     forget();
     throw;

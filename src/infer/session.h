@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "grammar/matcher.h"
 #include "infer/sampler.h"
 #include "model/transformer.h"
 
@@ -29,11 +30,16 @@ class Session {
   // Processes the prompt and generates. `on_token` (may be empty) is called with each token and returns false to stop.
   // Prompt and generated tokens stay in the KV cache, except a last token that has not been run. On a GPU the next token is
   // being computed while on_token() looks at this one, and is forgotten when this one turns out to be the last.
+  // With a matcher, which begins where the text does, only tokens that it allows are chosen, and the text ends where
+  // nothing can follow. On the CPU.
   Generated generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
-                     const std::function<bool(std::int32_t)>& on_token = {});
+                     const std::function<bool(std::int32_t)>& on_token = {}, grammar::Matcher* matcher = nullptr);
 
  private:
-  void generate_tokens(const GenerateOptions& options, const std::function<bool(std::int32_t)>& on_token, Generated& out);
+  void generate_tokens(const GenerateOptions& options, const std::function<bool(std::int32_t)>& on_token,
+                       grammar::Matcher* matcher, Generated& out);
+  // False when the grammar has come to an end.
+  bool choose(Tensor logits, const grammar::Matcher* matcher);
   bool step_ahead();  // runs the token that was chosen last and chooses the next one, if that needs no look at it
 
   Context& ctx_;

@@ -102,5 +102,34 @@ TEST_F(TextCommands, DefaultsOfTheModelAreUsedUntilOptionsSayOtherwise) {
     EXPECT_EQ(read_bytes(path("back") + "/" + name), read_bytes(model_ + "/" + name)) << name;
 }
 
+TEST_F(TextCommands, TextWithinAGrammarOrASchema) {
+  std::ofstream(path("answer.gbnf")) << "root ::= (\"yes\" | \"no\") \", \" [0-9]{2}\n";
+  std::ofstream(path("schema.json")) << R"({"enum": ["red", "green", "blue"]})";
+  std::ofstream(path("bad.gbnf")) << "root ::= (\"a\"\n";
+  std::ofstream(path("bad.json")) << R"({"not": {}})";
+  for (const char* seed : {"1", "2", "3"}) {
+    const Json a = generate({"--grammar-file", path("answer.gbnf"), "-n", "20", "--seed", seed});
+    EXPECT_EQ(a["finish"], "eos");
+    const std::string text = a["text"];
+    EXPECT_TRUE(text.starts_with("yes, ") || text.starts_with("no, ")) << text;
+    const Json b = generate({"--json-schema", path("schema.json"), "-n", "20", "--seed", seed, "--ignore-eos"});
+    EXPECT_EQ(b["finish"], "eos");
+    const Json colour = Json::parse(b["text"].get<std::string>());
+    EXPECT_TRUE(colour == "red" || colour == "green" || colour == "blue") << colour;
+  }
+  const auto fails = [&](const char* flag, const char* file, int status, const char* words) {
+    const ProgramResult r = run_program({"generate", "-m", model_, "-p", "Hi", flag, path(file)});
+    EXPECT_EQ(r.status, status);
+    EXPECT_TRUE(r.err_has(words)) << r.err;
+  };
+  fails("--grammar-file", "bad.gbnf", 1, "grammar: line 2, column 1: expected ')', found the end of the text");
+  fails("--json-schema", "bad.json", 1, "json-schema: #: the keyword 'not' is not supported");
+  fails("--json-schema", "none.json", 1, "cannot read");
+  EXPECT_EQ(run_program({"generate", "-m", model_, "-p", "Hi", "--json-schema", path("schema.json"), "--grammar-file",
+                         path("answer.gbnf")})
+                .status,
+            2);
+}
+
 }  // namespace
 }  // namespace dsmoe::testing

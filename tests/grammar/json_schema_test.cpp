@@ -215,7 +215,7 @@ std::string generated(Matcher m, Draw& draw) {
     std::int32_t id = draw.of(ids);
     if (step > 40 || draw.one_in(3)) {
       const bool in_string = has('q');
-      if (in_string && !has('"')) id = draw.one_in(2) ? 'b' : '1';  // what a pattern of the cases may wait for
+      if (in_string && !has('"')) id = "b1."[draw.below(3)];  // what a pattern of the cases may wait for
       for (const std::int32_t other : {std::int32_t{'"'}, std::int32_t{']'}, std::int32_t{'}'}, end})
         if (has(other) && (other != '"' || in_string) && (!in_string || other == '"')) id = other;
     }

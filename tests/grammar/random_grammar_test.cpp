@@ -16,7 +16,7 @@ class RandomGrammar {
 
   std::string text() {
     std::string out;
-    for (std::size_t r = 0; r < rules_; ++r) out += name(r) + " ::= " + alternatives(0) + "\n";
+    for (rule_ = 0; rule_ < rules_; ++rule_) out += name(rule_) + " ::= " + alternatives(0) + "\n";
     return out;
   }
 
@@ -44,13 +44,19 @@ class RandomGrammar {
       case 2:
         return draw_.one_in(10) ? "\"\"" : "\"" + draw_.of(kLetters) + (draw_.one_in(2) ? draw_.of(kLetters) : "") + "\"";
       case 3:
-      case 4: return name(draw_.below(rules_));
+      case 4: return call();
       default: return "(" + alternatives(depth + 1) + ")";
     }
   }
 
+  // With a letter before it most of the time where it could be left recursion.
+  std::string call() {
+    const std::size_t r = draw_.below(rules_);
+    return r > rule_ || draw_.one_in(8) ? name(r) : "(\"" + draw_.of(kLetters) + "\" " + name(r) + ")";
+  }
+
   Draw& draw_;
-  std::size_t rules_;
+  std::size_t rules_, rule_ = 0;
 };
 
 std::vector<std::string> random_tokens(Draw& draw) {
@@ -101,7 +107,7 @@ int compare(const Grammar& grammar, Draw& draw, const std::string& shown) {
 
 TEST(RandomGrammars, EveryMaskIsThatOfThePlainMatcher) {
   int compared = 0, masks = 0, refused = 0;
-  for (std::uint64_t seed = 0; seed < 200 && !HasFailure(); ++seed) {
+  for (std::uint64_t seed = 0; seed < 100 && !HasFailure(); ++seed) {
     Draw draw(seed);
     const std::string text = RandomGrammar(draw).text();
     const Grammar grammar = parse_gbnf(text);
@@ -115,7 +121,7 @@ TEST(RandomGrammars, EveryMaskIsThatOfThePlainMatcher) {
   }
   EXPECT_GT(compared, 50);
   EXPECT_GT(masks, 400);
-  EXPECT_GT(refused, 20);
+  EXPECT_GT(refused, 5);
   RecordProperty("masks", masks);
 }
 

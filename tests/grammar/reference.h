@@ -138,9 +138,12 @@ class Reference {
     }
     static constexpr char32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
     low = std::max(low, kLeast[length]), high = std::min(high, kLastChar);
-    for (char32_t c = low; c <= high; ++c)
-      if ((c < 0xD800 || c > 0xDFFF) && set.contains(c)) return whole ? Result{{from + length}, false} : Result{{}, true};
-    return {};
+    const bool possible = std::any_of(set.ranges().begin(), set.ranges().end(), [&](const CharRange& r) {
+      const char32_t first = std::max(r.first, low), last = std::min(r.last, high);
+      return first <= last && (first < 0xD800 || last > 0xDFFF);  // not surrogates alone
+    });
+    if (!possible) return {};
+    return whole ? Result{{from + length}, false} : Result{{}, true};
   }
 
   const Grammar& grammar_;
