@@ -12,10 +12,10 @@ namespace {
 using dsmoe::testing::error_of;
 using dsmoe::testing::throws_error;
 
-Matcher of(std::string_view text) { return matcher_of(parse_gbnf(text), vocabulary_of(byte_tokens())); }
+Matcher gbnf_matcher(std::string_view text) { return matcher_of(parse_gbnf(text), vocabulary_of(byte_tokens())); }
 
 void expect(std::string_view grammar, const std::vector<std::string>& good, const std::vector<std::string>& bad) {
-  const Matcher m = of(grammar);
+  const Matcher m = gbnf_matcher(grammar);
   for (const std::string& text : good) EXPECT_TRUE(accepts(m, text)) << grammar << ": " << text;
   for (const std::string& text : bad) EXPECT_FALSE(accepts(m, text)) << grammar << ": " << text;
 }
@@ -93,7 +93,7 @@ ws ::= | " " | "\n" [ \t]{0,20}
 
 TEST(Gbnf, MistakesAreNamedWithTheirPlace) {
   const auto fails = [](std::string_view text, std::initializer_list<std::string_view> words) {
-    EXPECT_TRUE(throws_error([&] { of(text); }, words)) << text;
+    EXPECT_TRUE(throws_error([&] { gbnf_matcher(text); }, words)) << text;
   };
   fails("", {"no rule 'root'"});
   fails("a ::= \"b\"", {"no rule 'root'"});
@@ -126,16 +126,16 @@ TEST(Gbnf, MistakesAreNamedWithTheirPlace) {
 TEST(Gbnf, HostileSizesAreRefused) {
   std::string deep = "root ::= ", nested = "root ::= \"a\"";
   for (int i = 0; i < 200; ++i) deep += "(";
-  EXPECT_TRUE(throws_error([&] { of(deep); }, {"nested more than 100 deep"}));
+  EXPECT_TRUE(throws_error([&] { gbnf_matcher(deep); }, {"nested more than 100 deep"}));
   for (int i = 0; i < 200; ++i) nested += "*";
-  EXPECT_TRUE(throws_error([&] { of(nested); }, {"too many repetitions"}));
-  EXPECT_TRUE(throws_error([&] { of("root ::= ((\"a\"{1000}){1000}){1000}"); }, {"too large"}));
-  EXPECT_TRUE(throws_error([&] { of("root ::= ((\"a\"?){9000}){100}"); }, {"too"}));
-  EXPECT_TRUE(throws_error([&] { of(std::string(2'000'000, ' ')); }, {"at most 1048576"}));
+  EXPECT_TRUE(throws_error([&] { gbnf_matcher(nested); }, {"too many repetitions"}));
+  EXPECT_TRUE(throws_error([&] { gbnf_matcher("root ::= ((\"a\"{1000}){1000}){1000}"); }, {"too large"}));
+  EXPECT_TRUE(throws_error([&] { gbnf_matcher("root ::= ((\"a\"?){9000}){100}"); }, {"too"}));
+  EXPECT_TRUE(throws_error([&] { gbnf_matcher(std::string(2'000'000, ' ')); }, {"at most 1048576"}));
   std::string chain = "root ::= r0\n", last;
   for (int i = 0; i < 20'000; ++i) chain += "r" + std::to_string(i) + " ::= r" + std::to_string(i + 1) + " \"a\"\n";
   chain += "r20000 ::= \"b\"\n";
-  EXPECT_FALSE(error_of([&] { of(chain); }).find("internal") != std::string::npos);
+  EXPECT_FALSE(error_of([&] { gbnf_matcher(chain); }).find("internal") != std::string::npos);
 }
 
 TEST(Gbnf, UnusedRulesThatNeverEndDoNoHarm) {

@@ -1,4 +1,5 @@
 // Formats and bounds in full, and what is said of schemas that cannot be followed.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "grammar/json_schema.h"
@@ -68,8 +69,12 @@ TEST(JsonNumbers, DecimalsWithinBoundsExactly) {
       const std::string text = fmt::format("{}{}.{:03}", i < 0 ? "-" : "", std::abs(i) / 1000, std::abs(i) % 1000);
       ASSERT_EQ(accepts(m, text), inside) << b.min << " " << text << " " << b.max;
       ASSERT_EQ(accepts(m, text + "0"), inside) << b.min << " " << text << "0 " << b.max;
-      if (i % 1000 == 0 && i != 0) ASSERT_EQ(accepts(m, std::to_string(i / 1000)), inside) << i;
-      if (i % 100 == 0) ASSERT_EQ(accepts(m, text.substr(0, text.size() - 2)), inside) << text;
+      if (i % 1000 == 0 && i != 0) {
+        ASSERT_EQ(accepts(m, std::to_string(i / 1000)), inside) << i;
+      }
+      if (i % 100 == 0) {
+        ASSERT_EQ(accepts(m, text.substr(0, text.size() - 2)), inside) << text;
+      }
     }
   }
 }

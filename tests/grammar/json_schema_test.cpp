@@ -31,7 +31,7 @@ std::shared_ptr<const Vocabulary> json_vocabulary() {
   return vocabulary;
 }
 
-Matcher of(const std::string& schema) { return matcher_of(parse_json_schema(schema), json_vocabulary()); }
+Matcher schema_matcher(const std::string& schema) { return matcher_of(parse_json_schema(schema), json_vocabulary()); }
 
 // By the longest token that is allowed at each place.
 bool accepts_by_tokens(Matcher m, std::string_view text) {
@@ -168,7 +168,7 @@ const std::vector<Case>& cases() {
 
 TEST(JsonSchema, ValidDocumentsAreAcceptedAndOthersNot) {
   for (const Case& c : cases()) {
-    const Matcher m = of(c.schema);
+    const Matcher m = schema_matcher(c.schema);
     const Validator validator(Json::parse(c.schema));
     for (const std::string& text : c.good) {
       EXPECT_TRUE(accepts(m, text)) << c.schema << "\n" << text;
@@ -189,7 +189,7 @@ TEST(JsonSchema, NothingInvalidIsAcceptedAcrossCases) {
   }
   int accepted = 0, invalid = 0;
   for (const Case& c : cases()) {
-    const Matcher m = of(c.schema);
+    const Matcher m = schema_matcher(c.schema);
     const Validator validator(Json::parse(c.schema));
     for (const std::string& text : texts) {
       const bool valid = validator.valid(Json::parse(text));
@@ -228,7 +228,7 @@ std::string generated(Matcher m, Draw& draw) {
 }
 
 void expect_generated_valid(const std::string& schema, int texts, std::uint64_t seed) {
-  const Matcher m = of(schema);
+  const Matcher m = schema_matcher(schema);
   const Validator validator(Json::parse(schema));
   Draw draw(seed);
   for (int i = 0; i < texts; ++i) {

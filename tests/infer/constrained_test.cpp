@@ -52,8 +52,12 @@ TEST(Constrained, EveryTextMatches) {
       const std::string text = text_of(*compiled, g.ids);
       grammar::Matcher again(compiled);
       EXPECT_TRUE(again.accept(text)) << text;
-      if (g.finish == Finish::kEos) EXPECT_TRUE(again.can_end()) << text;
-      if (ignore_eos) EXPECT_EQ(g.finish, Finish::kLength) << "letters can always follow";
+      if (g.finish == Finish::kEos) {
+        EXPECT_TRUE(again.can_end()) << text;
+      }
+      if (ignore_eos) {
+        EXPECT_EQ(g.finish, Finish::kLength) << "letters can always follow";
+      }
     }
 }
 
