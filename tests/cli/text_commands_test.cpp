@@ -103,19 +103,19 @@ TEST_F(TextCommands, DefaultsOfTheModelAreUsedUntilOptionsSayOtherwise) {
 }
 
 TEST_F(TextCommands, TextWithinAGrammarOrASchema) {
-  std::ofstream(path("answer.gbnf")) << "root ::= (\"yes\" | \"no\") \", \" [0-9]{2}\n";
-  std::ofstream(path("schema.json")) << R"({"enum": ["red", "green", "blue"]})";
+  std::ofstream(path("answer.gbnf")) << "root ::= (\"yes\" | \"no\") \",\" [0-9]\n";
+  std::ofstream(path("schema.json")) << R"({"enum": ["red", 12, true]})";
   std::ofstream(path("bad.gbnf")) << "root ::= (\"a\"\n";
   std::ofstream(path("bad.json")) << R"({"not": {}})";
   for (const char* seed : {"1", "2", "3"}) {
-    const Json a = generate({"--grammar-file", path("answer.gbnf"), "-n", "20", "--seed", seed});
+    const Json a = generate({"--grammar-file", path("answer.gbnf"), "--seed", seed});
     EXPECT_EQ(a["finish"], "eos");
     const std::string text = a["text"];
-    EXPECT_TRUE(text.starts_with("yes, ") || text.starts_with("no, ")) << text;
-    const Json b = generate({"--json-schema", path("schema.json"), "-n", "20", "--seed", seed, "--ignore-eos"});
+    EXPECT_TRUE(text.starts_with("yes,") || text.starts_with("no,")) << text;
+    const Json b = generate({"--json-schema", path("schema.json"), "--seed", seed, "--ignore-eos"});
     EXPECT_EQ(b["finish"], "eos");
-    const Json colour = Json::parse(b["text"].get<std::string>());
-    EXPECT_TRUE(colour == "red" || colour == "green" || colour == "blue") << colour;
+    const Json value = Json::parse(b["text"].get<std::string>());
+    EXPECT_TRUE(value == "red" || value == 12 || value == true) << value;
   }
   const auto fails = [&](const char* flag, const char* file, int status, const char* words) {
     const ProgramResult r = run_program({"generate", "-m", model_, "-p", "Hi", flag, path(file)});
