@@ -7,6 +7,7 @@
 #include "grammar/gbnf.h"
 #include "grammar/json_schema.h"
 #include "grammar/matcher.h"
+#include "infer/grammar_vocabulary.h"
 #include "infer/session.h"
 #include "infer/text_stream.h"
 
@@ -35,6 +36,8 @@ struct Session::Impl {
   std::optional<ChatTemplate> chat_template;
   std::shared_ptr<const grammar::CompiledGrammar> compiled;
   std::string compiled_from;
+  std::shared_ptr<const grammar::Vocabulary> vocabulary;
+  std::vector<std::int32_t> end_tokens;  // of the vocabulary
 };
 
 namespace {
@@ -53,20 +56,6 @@ GenerateOptions with_end_tokens(const Model& model, GenerateOptions options) {
   options.validate();
   for (const std::int32_t id : end_tokens(model)) options.end_tokens.push_back(id);
   return options;
-}
-
-std::shared_ptr<const grammar::Vocabulary> vocabulary_of(const Tokenizer& tokenizer, Index vocab_size,
-                                                         const std::vector<std::int32_t>& end_tokens) {
-  std::vector<std::string> tokens(static_cast<std::size_t>(std::max<Index>(vocab_size, tokenizer.vocab_size())));
-  // Some files have control tokens without the mark; EncodeOptions says how these are known.
-  const auto is_control = [&](std::int32_t id) {
-    const std::string_view s = tokenizer.bytes(id);
-    return tokenizer.is_special(id) || (s.size() >= 4 && s.starts_with("<|") && s.ends_with("|>")) ||
-           (s.size() >= 8 && s.starts_with("<｜") && s.ends_with("｜>"));
-  };
-  for (std::int32_t id = 0; id < tokenizer.vocab_size(); ++id)
-    if (!is_control(id)) tokens[static_cast<std::size_t>(id)] = tokenizer.bytes(id);
-  return std::make_shared<grammar::Vocabulary>(tokens, end_tokens);
 }
 
 }  // namespace
@@ -90,8 +79,10 @@ std::optional<grammar::Matcher> Session::Impl::matcher(const GenerateOptions& op
   if (from != compiled_from) {
     const grammar::Grammar rules =
         is_schema ? grammar::parse_json_schema(text, "json-schema") : grammar::parse_gbnf(text, "grammar");
-    compiled = std::make_shared<grammar::CompiledGrammar>(
-        rules, vocabulary_of(tokenizer(), model->config().vocab_size, options.end_tokens));
+    if (!vocabulary || end_tokens != options.end_tokens)
+      vocabulary = grammar_vocabulary(tokenizer(), model->config().vocab_size, options.end_tokens);
+    end_tokens = options.end_tokens;
+    compiled = std::make_shared<grammar::CompiledGrammar>(rules, vocabulary);
     compiled_from = std::move(from);
   }
   return grammar::Matcher(compiled);

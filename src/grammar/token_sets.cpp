@@ -43,6 +43,7 @@ TokenSets::Entry TokenSets::make(std::uint32_t state, const std::vector<std::uin
                                  std::vector<std::uint32_t>& exits) const {
   TokenWalk walk(automaton_, vocabulary_, state);
   for (const std::uint32_t node : nodes) walk.below(node);
+  steps_ += walk.steps;
   std::sort(walk.exits.begin(), walk.exits.end());
   walk.exits.erase(std::unique(walk.exits.begin(), walk.exits.end()), walk.exits.end());
   exits = std::move(walk.exits);
@@ -108,7 +109,8 @@ void TokenSets::prepare(std::size_t most) const {
   };
   // From the start on, in the order of the text: if they are too many, the first ones are there.
   for (std::uint32_t s = 0; s < automaton_.states(); ++s) add(s, kRoot);
-  for (std::size_t i = 0; i < work.size() && entries() < most; ++i) {
+  constexpr std::uint64_t kSteps = 30'000'000;
+  for (std::size_t i = 0; i < work.size() && entries() < most && steps_ < kSteps; ++i) {
     const auto [state, from] = work[i];
     const Exits exits = get(state, from).exits;
     if (exits != kNone)
@@ -124,7 +126,8 @@ std::size_t TokenSets::entries() const {
 std::size_t TokenSets::bytes() const {
   const std::shared_lock lock(mutex_);
   std::size_t sum = 0;
-  for (const auto& entry : entries_) sum += entry.second->tokens.bytes();
+  for (const auto& entry : entries_) sum += sizeof(Entry) + entry.second->tokens.bytes();
+  for (const std::vector<std::uint32_t>* nodes : nodes_) sum += nodes->size() * sizeof((*nodes)[0]);
   return sum;
 }
 

@@ -7,6 +7,7 @@
 // until a rule has no exits. docs/design/grammar.md has the measurements.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <shared_mutex>
 #include <unordered_map>
@@ -45,11 +46,11 @@ class TokenSets {
   // What comes from a state at these nodes. May be called from several threads; the entry stays where it is.
   const Entry& get(std::uint32_t state, Exits from) const;
 
-  // Makes the entries that any stack can ask for, up to this number.
+  // Makes the entries that any stack can ask for, up to this number and some tenths of a second.
   void prepare(std::size_t most) const;
 
   std::size_t entries() const;
-  std::size_t bytes() const;  // of the tokens that are kept
+  std::size_t bytes() const;  // of what is kept: it grows with the places that texts come to
 
  private:
   Entry make(std::uint32_t state, const std::vector<std::uint32_t>& nodes, std::vector<std::uint32_t>& exits) const;
@@ -61,6 +62,7 @@ class TokenSets {
   struct NodesHash {
     std::size_t operator()(const std::vector<std::uint32_t>& nodes) const;
   };
+  mutable std::atomic<std::uint64_t> steps_ = 0;  // of all walks
   mutable std::shared_mutex mutex_;
   mutable std::unordered_map<std::uint64_t, std::unique_ptr<const Entry>> entries_;  // by class and exits
   mutable std::unordered_map<std::vector<std::uint32_t>, Exits, NodesHash> numbers_;

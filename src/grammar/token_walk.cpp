@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/fail.h"
+
 namespace dsmoe::grammar {
 
 TokenWalk::TokenWalk(const Automaton& automaton, const Vocabulary& vocabulary, std::uint32_t state)
@@ -44,7 +46,7 @@ void TokenWalk::close(Level& level) {
   if (level.plain)
     level.ends = automaton_.final(level.one.state);  // only the outermost rule may end in a plain state
   else
-    level.ends = stepper_.close(stacks_, level.at, level.open);
+    level.ends = stepper_.close(stacks_, level.at, level.open), steps += level.at.size() + level.open.size();
   level.stacks = stacks_.size();
 }
 
@@ -57,6 +59,7 @@ bool TokenWalk::advance(const Level& parent, Level& child, std::uint8_t byte) {
     if (!child.plain) child.at.assign(1, child.one);
     return true;
   }
+  steps += parent.open.size();
   stepper_.advance(parent.open, byte, child.at);
   if (child.at.empty()) return false;
   child.one = child.at[0];
@@ -71,6 +74,8 @@ void TokenWalk::below(std::uint32_t node) {
     const std::size_t level = vocabulary_.depth(i) - depth;
     const Level& parent = levels_[level - 1];
     Level& child = levels_[level];
+    if (++steps > kMaxWalk)
+      fail(ErrorCode::kUnsupported, "the grammar is too ambiguous: finding the tokens that may come next takes too long");
     if (!advance(parent, child, vocabulary_.byte(i))) {
       i = vocabulary_.end(i);
       continue;

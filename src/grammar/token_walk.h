@@ -9,6 +9,10 @@
 
 namespace dsmoe::grammar {
 
+// Steps of one walk, each a node of the tree or a place of the automaton there. A usual grammar needs as many as the tree
+// has nodes; above this the grammar is refused by an Error, after some seconds.
+inline constexpr std::uint64_t kMaxWalk = 100'000'000;
+
 class TokenWalk {
  public:
   TokenWalk(const Automaton& automaton, const Vocabulary& vocabulary, std::uint32_t state);
@@ -16,6 +20,7 @@ class TokenWalk {
   void below(std::uint32_t node);
 
   std::vector<std::uint64_t> tokens;  // those that can come, as bits
+  std::uint64_t steps = 0;            // taken so far
   std::vector<std::uint32_t> exits;   // nodes with others below them, where the state's rule may end
 
  private:

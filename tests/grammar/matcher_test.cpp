@@ -1,6 +1,7 @@
 // The matcher as a server uses it: masks, end tokens, copies, threads, long and deep texts.
 #include "grammar/matcher.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -108,6 +109,21 @@ TEST(Matcher, AmbiguityTakesPolynomialTime) {
   EXPECT_EQ(words_of(m), (Words{"b"}));
   EXPECT_TRUE(m.accept("b"));
   EXPECT_TRUE(m.can_end());
+}
+
+// Hundreds of places at once along 4,096 long tokens.
+TEST(Matcher, ManyPlacesAtOnce) {
+  std::string grammar = "root ::= x*\nx ::= ";
+  for (int i = 1; i <= 40; ++i) grammar += fmt::format("{}(\"a\" [ab]{{{}}} x?)", i > 1 ? " | " : "", i);
+  std::vector<std::string> tokens = byte_tokens();
+  for (int i = 0; i < 4096; ++i) {
+    std::string token(60, 'a');
+    for (int bit = 0; bit < 12; ++bit)
+      if (i >> bit & 1) token[static_cast<std::size_t>(5 * bit)] = 'b';
+    tokens.push_back(token);
+  }
+  // All but those that begin with b: what is behind an a is a or b until the next one may begin.
+  EXPECT_EQ(allowed(matcher_of(parse_gbnf(grammar), vocabulary_of(tokens))).size(), 1 + 2048 + 1u);
 }
 
 TEST(Matcher, ManyThreadsShareOneGrammar) {
