@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "core/fail.h"
 #include "grammar/nfa.h"
@@ -22,7 +23,8 @@ class Simplifier {
  public:
   Simplifier(const Nfa& nfa, NfaBudget& budget) : nfa_(nfa), budget_(budget), seen_(nfa.states.size()) {}
 
-  // Sets of states become states. Empty when there are more of them than `most`: some grammars have exponentially many.
+  // Sets of states become states. Empty when there are more of them than `most`, or large ones: some grammars have
+  // exponentially many.
   std::optional<Nfa> determinized(std::size_t most);
   Nfa without_empty_steps();
 
@@ -37,6 +39,7 @@ class Simplifier {
   NfaBudget& budget_;
   std::vector<std::uint32_t> seen_;
   std::uint32_t round_ = 0;
+  std::size_t work_ = 0;  // states and edges looked at
   std::unordered_map<StateSet, std::uint32_t, StateSetHash> numbers_;
   std::vector<const StateSet*> sets_;
 };
@@ -52,7 +55,7 @@ StateSet Simplifier::closed(StateSet set) {
     if (state.final || !state.edges.empty() || !state.calls.empty()) out.push_back(s);
     for (const std::uint32_t to : state.empty)
       if (seen_[to] != round_) seen_[to] = round_, set.push_back(to);
-    budget_.add_closure(1 + state.empty.size());
+    work_ += 1 + state.empty.size();
   }
   std::sort(out.begin(), out.end());
   return out;
@@ -78,7 +81,7 @@ void Simplifier::add_bytes(const StateSet& set, Nfa::State& out) {
     while (last < 255 && !cut[static_cast<std::size_t>(last) + 1]) ++last;
     std::erase_if(open, [&](const ByteEdge& e) { return e.last < first; });
     while (next < edges.size() && edges[next].first <= first) open.push_back(edges[next++]);
-    budget_.add_closure(open.size());
+    work_ += open.size();
     if (!open.empty()) {
       StateSet to;
       for (const ByteEdge& e : open) to.push_back(e.to);
@@ -109,11 +112,13 @@ void Simplifier::add_calls(const StateSet& set, Nfa::State& out) {
 }
 
 std::optional<Nfa> Simplifier::determinized(std::size_t most) {
+  // The other way still has its half when this one has come to nothing.
+  const std::size_t most_work = (kMaxClosure - std::min(budget_.closure, kMaxClosure)) / 2;
   Nfa out;
   out.deterministic = true;
   number_of({nfa_.start});
   for (std::size_t i = 0; i < sets_.size(); ++i) {
-    if (sets_.size() > most) return std::nullopt;
+    if (sets_.size() > most || work_ > most_work) return budget_.add_closure(work_ / 2), std::nullopt;
     const StateSet& set = *sets_[i];
     Nfa::State state;
     for (const std::uint32_t s : set) state.final |= nfa_.states[s].final;
@@ -121,6 +126,7 @@ std::optional<Nfa> Simplifier::determinized(std::size_t most) {
     add_calls(set, state);
     out.states.push_back(std::move(state));
   }
+  budget_.add_closure(work_);
   return out;
 }
 
@@ -138,7 +144,7 @@ Nfa Simplifier::without_empty_steps() {
     Nfa::State state;
     for (const std::uint32_t s : closed({met[i]})) {
       state.final |= nfa_.states[s].final;
-      budget_.add_closure(nfa_.states[s].edges.size() + nfa_.states[s].calls.size());
+      work_ += nfa_.states[s].edges.size() + nfa_.states[s].calls.size();
       for (ByteEdge e : nfa_.states[s].edges) e.to = number_of_one(e.to), state.edges.push_back(e);
       for (CallEdge c : nfa_.states[s].calls) c.to = number_of_one(c.to), state.calls.push_back(c);
     }
@@ -147,6 +153,7 @@ Nfa Simplifier::without_empty_steps() {
     });
     state.edges.erase(std::unique(state.edges.begin(), state.edges.end()), state.edges.end());
     out.states.push_back(std::move(state));
+    budget_.add_closure(std::exchange(work_, 0));
   }
   return out;
 }

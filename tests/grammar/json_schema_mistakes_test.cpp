@@ -143,6 +143,15 @@ TEST(JsonSchemaMistakes, Patterns) {
   EXPECT_TRUE(accepts(bytes_of(R"({"pattern": "^(?<year>[0-9]{4})\\u002d\\x41{2}{x$"})"), R"("2024-AA{x")"));
 }
 
+// Too many sets of states: the automaton stays as it is, and the matcher is in many of them at once.
+TEST(JsonSchemaMistakes, APatternThatCannotBeMadeDeterministic) {
+  const Matcher m = bytes_of(R"x({"type": "string", "pattern": "(a|b)[^c]{100}(d|e)"})x");
+  const std::string middle(100, 'a');
+  EXPECT_TRUE(accepts(m, "\"xx" + middle.substr(1) + "aad--\""));
+  EXPECT_FALSE(accepts(m, "\"xx" + middle + "--\""));
+  EXPECT_FALSE(accepts(m, "\"xxa" + middle.substr(1) + "cd\""));
+}
+
 TEST(JsonSchemaMistakes, HostileSizes) {
   std::string deep, product = R"({"allOf": [)";
   for (int i = 0; i < 200; ++i) deep += R"({"items":)";
