@@ -88,9 +88,7 @@ gpu::packed::ExpertMatrices packed_matrices(const Experts& w, Tensor ExpertTenso
   return {gpu::packed::matrix_of(w.shared_mlp().*matrix), gpu::packed::matrix_of(w.routed_stacks().*matrix)};
 }
 
-bool one_token(const Launch& l, const Experts& w) {
-  return !w.packed() && l.hopper && gpu::hopper::is_one_token(l.sizes);
-}
+bool one_token(const Launch& l, const Experts& w) { return !w.packed() && l.hopper && gpu::hopper::is_one_token(l.sizes); }
 bool few(const Launch& l, const Experts& w) {
   return w.packed() && l.hopper && gpu::unpacks_in_product(l.sizes.tokens, /*grouped=*/true);
 }

@@ -1,7 +1,7 @@
-// The experts of one token: gate/up, and down with the sum of the experts. A warp owns 16 rows of a matrix (hopper_few.cuh) and
-// a block eight such warps, fed through one ring by a warp that asks for the weights in the order in which they are used.
-// Small units spread the experts' rows evenly over the device, and a chain of mma.sync steps is twice as fast as one of
-// wgmma, which has nothing to gain from a single column.
+// The experts of one token: gate/up, and down with the sum of the experts. A warp owns 16 rows of a matrix (hopper_few.cuh)
+// and a block eight such warps, fed through one ring by a warp that asks for the weights in the order in which they are
+// used. Small units spread the experts' rows evenly over the device, and a chain of mma.sync steps is twice as fast as one
+// of wgmma, which has nothing to gain from a single column.
 #include "ops/cuda/hopper.h"
 #include "ops/cuda/hopper_few.cuh"
 #include "ops/cuda/launch.h"
@@ -54,9 +54,9 @@ __device__ __forceinline__ int own_units(int count) {
 }
 __device__ __forceinline__ int own_unit(int i) { return static_cast<int>(blockIdx.x + i * gridDim.x); }
 
-// Stages from one step to the next. A divisor of kStages, so that the stages of a round that lie in the same place of the ring
-// are one warp's: a barrier tells only whether its phase is odd, and who waits for one must have seen the one before. Between
-// rounds all warps wait for each other. Stages that no warp has are passed over by the loader.
+// Stages from one step to the next. A divisor of kStages, so that the stages of a round that lie in the same place of the
+// ring are one warp's: a barrier tells only whether its phase is odd, and who waits for one must have seen the one before.
+// Between rounds all warps wait for each other. Stages that no warp has are passed over by the loader.
 __device__ __forceinline__ int stride_of(int side_by_side) {
   static_assert(kStages % 24 == 0 && kWarps == 8);
   return side_by_side <= 4 ? side_by_side : side_by_side <= 6 ? 6 : 8;
@@ -133,9 +133,10 @@ __device__ __forceinline__ void load_gate_up(const Args& args, Loader& loader) {
     const int unit = own_unit(min(first + loader.side, mine - 1)), slot = unit / eights, eight = unit - slot * eights;
     const int expert = kRouted ? args.tiles[slot].expert : slot;
     for (int b = 0; b < boxes_of(args.width); b += kBoxes)
-      loader.step(min(kWarps, mine - first), min(kBoxes, boxes_of(args.width) - b), [&](std::uint32_t to, std::uint32_t full) {
-        ptx::tma_load(to, &args.weights, full, (b + loader.box) * kBoxK, 0, 0, eight, expert);
-      });
+      loader.step(min(kWarps, mine - first), min(kBoxes, boxes_of(args.width) - b),
+                  [&](std::uint32_t to, std::uint32_t full) {
+                    ptx::tma_load(to, &args.weights, full, (b + loader.box) * kBoxK, 0, 0, eight, expert);
+                  });
   }
 }
 
@@ -158,8 +159,8 @@ __device__ __forceinline__ void multiply_gate_up(const Args& args, Multiplier& m
   }
 }
 
-// The shared experts' rows, and x, are there when this kernel starts: the gate ahead has waited for x before it let this one
-// start. A dense layer has no gate ahead.
+// The shared experts' rows, and x, are there when this kernel starts: the gate ahead has waited for x before it let this
+// one start. A dense layer has no gate ahead.
 __global__ void __launch_bounds__(kThreads, 1) gate_up_kernel(const __grid_constant__ Args args) {
   extern __shared__ char raw[];
   const Memory memory(raw);
@@ -180,8 +181,8 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_kernel(const __grid_const
   }
 }
 
-// ---- down: a block has the same 16 columns of all experts. The first warp has the shared ones, whose products are one sum, and
-// of every step as many stages as there are of them.
+// ---- down: a block has the same 16 columns of all experts. The first warp has the shared ones, whose products are one
+// sum, and of every step as many stages as there are of them.
 
 __device__ __forceinline__ void load_down(const Args& args, Loader& loader) {
   const int stages = stages_of(args.expert_width), boxes = boxes_of(args.expert_width), side = loader.side;
@@ -228,7 +229,8 @@ __device__ __forceinline__ void multiply_down(const Args& args, Multiplier& m) {
   }
 }
 
-// The plan is there when this kernel starts, and so are the weights: gate/up has waited for it before it let this one start.
+// The plan is there when this kernel starts, and so are the weights: gate/up has waited for it before it let this one
+// start.
 __global__ void __launch_bounds__(kThreads, 1) down_kernel(const __grid_constant__ Args args) {
   extern __shared__ char raw[];
   const Memory memory(raw);
