@@ -4,10 +4,7 @@
 
 #include "api/model_impl.h"
 #include "core/fail.h"
-#include "grammar/gbnf.h"
-#include "grammar/json_schema.h"
-#include "grammar/matcher.h"
-#include "infer/grammar_vocabulary.h"
+#include "infer/grammars.h"
 #include "infer/session.h"
 #include "infer/text_stream.h"
 
@@ -29,15 +26,12 @@ struct Session::Impl {
 
   std::shared_ptr<const Model> model;
   Context ctx;
-  // A text's own matcher; nothing without a grammar. The last grammar is kept: the same one is often asked for again.
+  // A text's own matcher; nothing without a grammar.
   std::optional<grammar::Matcher> matcher(const GenerateOptions& options);
 
   infer::Session session;
   std::optional<ChatTemplate> chat_template;
-  std::shared_ptr<const grammar::CompiledGrammar> compiled;
-  std::string compiled_from;
-  std::shared_ptr<const grammar::Vocabulary> vocabulary;
-  std::vector<std::int32_t> end_tokens;  // of the vocabulary
+  std::unique_ptr<infer::Grammars> grammars;  // of the end tokens that were last asked for
 };
 
 namespace {
@@ -74,18 +68,11 @@ std::optional<grammar::Matcher> Session::Impl::matcher(const GenerateOptions& op
   const bool is_schema = !options.json_schema.empty();
   const std::string& text = is_schema ? options.json_schema : options.grammar;
   if (text.empty()) return std::nullopt;
-  std::string from = (is_schema ? "schema " : "grammar ") + text;
-  for (const std::int32_t id : options.end_tokens) from += fmt::format(" {}", id);
-  if (from != compiled_from) {
-    const grammar::Grammar rules =
-        is_schema ? grammar::parse_json_schema(text, "json-schema") : grammar::parse_gbnf(text, "grammar");
-    if (!vocabulary || end_tokens != options.end_tokens)
-      vocabulary = grammar_vocabulary(tokenizer(), model->config().vocab_size, options.end_tokens);
-    end_tokens = options.end_tokens;
-    compiled = std::make_shared<grammar::CompiledGrammar>(rules, vocabulary);
-    compiled_from = std::move(from);
-  }
-  return grammar::Matcher(compiled);
+  if (!grammars || grammars->end_tokens() != options.end_tokens)
+    grammars = std::make_unique<infer::Grammars>(tokenizer(), model->config().vocab_size, options.end_tokens);
+  using Kind = infer::GrammarSource::Kind;
+  return grammar::Matcher(
+      grammars->compiled({is_schema ? Kind::kJsonSchema : Kind::kGbnf, text, is_schema ? "json-schema" : "grammar"}));
 }
 
 Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)

@@ -88,8 +88,7 @@ void Api::handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
   } catch (const std::exception& e) {
     error = ApiError(500, e.what());
   }
-  reply->send(error->status, "application/json", error_body(*error),
-              error->status == 429 ? HttpHeaders{{"Retry-After", "1"}} : HttpHeaders());
+  reply->send(error->status, "application/json", error_body(*error), error_headers(*error));
 }
 
 void Api::chat(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {

@@ -30,6 +30,11 @@ std::string error_body(const ApiError& error) {
   return body.dump();
 }
 
+std::vector<std::pair<std::string, std::string>> error_headers(const ApiError& error) {
+  if (error.status == 429) return {{"Retry-After", "1"}};
+  return {};
+}
+
 std::string error_body(int status, std::string_view message) { return error_body(ApiError(status, std::string(message))); }
 
 }  // namespace dsmoe::serve

@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace dsmoe::serve {
 
@@ -19,5 +21,7 @@ struct ApiError : std::runtime_error {
 // {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 std::string error_body(const ApiError& error);
 std::string error_body(int status, std::string_view message);
+// Of the reply: when to try again.
+std::vector<std::pair<std::string, std::string>> error_headers(const ApiError& error);
 
 }  // namespace dsmoe::serve

@@ -48,6 +48,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   }
 
   void begin();
+  void begin_within_grammar();  // when it is compiled
 
  private:
   infer::Request prepared(const infer::Request& from, std::size_t index, Index number);
@@ -68,12 +69,39 @@ class Completion : public std::enable_shared_from_this<Completion> {
   Services& services_;
   CompletionRequest request_;
   std::shared_ptr<HttpReply> reply_;
+  std::shared_ptr<const grammar::CompiledGrammar> grammar_;
   std::string id_;
   std::int64_t created_ = 0;
   std::vector<Choice> choices_;
   std::size_t ended_ = 0;
   bool started_ = false, done_ = false;
 };
+
+void Completion::begin_within_grammar() {
+  const bool added = services_.work([self = shared_from_this()] {
+    std::shared_ptr<const grammar::CompiledGrammar> made;
+    std::optional<ApiError> error;
+    const infer::GrammarSource& source = *self->request_.grammar;
+    try {
+      made = self->services_.grammars->compiled(source);
+    } catch (const Error& e) {
+      error = ApiError(e.code() == ErrorCode::kInternal ? 500 : 400, e.what(), source.where, "invalid_value");
+    } catch (const std::exception& e) {
+      error = ApiError(500, e.what());
+    }
+    self->services_.post([self, made, error] {
+      if (self->reply_->gone()) return;
+      if (error) return self->fail(*error);
+      self->grammar_ = made;
+      try {
+        self->begin();
+      } catch (const ApiError& e) {
+        self->fail(e);
+      }
+    });
+  });
+  if (!added) throw ApiError(429, "too many grammars wait to be compiled; try again later", {}, "rate_limit_exceeded");
+}
 
 void Completion::begin() {
   const std::size_t count = request_.prompts.size() * static_cast<std::size_t>(request_.n);
@@ -95,6 +123,7 @@ void Completion::begin() {
 infer::Request Completion::prepared(const infer::Request& from, std::size_t index, Index number) {
   infer::Request r = from;
   r.options.sampler.seed += static_cast<std::uint64_t>(number);
+  if (grammar_) r.mask = std::make_shared<infer::GrammarMask>(grammar_);
   const auto post = [self = shared_from_this(), index](auto member) {
     return [self, index, member](auto event) {
       self->services_.post([self, index, member, event = std::move(event)]() mutable {
@@ -233,7 +262,7 @@ void Completion::finish() {
 
 void Completion::fail(const ApiError& error) {
   cancel();
-  if (!started_) return reply_->send(error.status, "application/json", error_body(error));
+  if (!started_) return reply_->send(error.status, "application/json", error_body(error), error_headers(error));
   reply_->write("data: " + error_body(error) + "\n\n");
   reply_->finish();
 }
@@ -241,7 +270,9 @@ void Completion::fail(const ApiError& error) {
 }  // namespace
 
 void begin_completion(Services& services, CompletionRequest request, std::shared_ptr<HttpReply> reply) {
-  std::make_shared<Completion>(services, std::move(request), std::move(reply))->begin();
+  const bool constrained = request.grammar.has_value();
+  const auto completion = std::make_shared<Completion>(services, std::move(request), std::move(reply));
+  constrained ? completion->begin_within_grammar() : completion->begin();
 }
 
 }  // namespace dsmoe::serve

@@ -66,19 +66,53 @@ const Tokenizer& tokenizer_of(const RequestDefaults& d) {
 }
 
 void check_supported(const Json& body) {
-  for (const char* name : {"grammar", "tools", "functions"})
+  for (const char* name : {"tools", "functions"})
     if (const Json* value = json_read::find(body, name); value && !(value->is_array() && value->empty()))
       refuse(name, fmt::format("'{}' is not supported yet", name), "unsupported_parameter");
-  if (const Json* format = json_read::find(body, "response_format")) {
-    const Json* const type = format->is_object() ? json_read::find(*format, "type") : nullptr;
-    if (!type || !type->is_string())
-      refuse("response_format", "'response_format' must be an object with a 'type'", "invalid_type");
-    if (*type != "text")
-      refuse("response_format", fmt::format("'response_format' {} is not supported yet", json_read::shown(*type)),
-             "unsupported_parameter");
-  }
   if (field<std::string>(body, "suffix").value_or("") != "")
     refuse("suffix", "'suffix' is not supported", "unsupported_parameter");
+}
+
+using GrammarKind = infer::GrammarSource::Kind;
+
+infer::GrammarSource schema_of(const Json& schema, const std::string& name) {
+  if (!schema.is_object() && !schema.is_boolean())
+    refuse(name, fmt::format("the schema of '{}' must be an object", name), "invalid_type");
+  return {GrammarKind::kJsonSchema, schema.dump(), name};
+}
+
+// OpenAI's form, whose json_object may have a schema too, as llama.cpp's.
+std::optional<infer::GrammarSource> read_response_format(const Json& format) {
+  constexpr const char* kName = "response_format";
+  const Json* const type = format.is_object() ? json_read::find(format, "type") : nullptr;
+  if (!type || !type->is_string()) refuse(kName, "'response_format' must be an object with a 'type'", "invalid_type");
+  if (*type == "text") return {};
+  if (*type == "json_object") {
+    const Json* const schema = json_read::find(format, "schema");
+    return schema ? schema_of(*schema, kName) : infer::GrammarSource{GrammarKind::kJsonObject, {}, kName};
+  }
+  if (*type != "json_schema")
+    refuse(kName, fmt::format("'response_format' has the type {}; it can be text, json_object or json_schema",
+                              json_read::shown(*type)));
+  const Json* const named = json_read::find(format, "json_schema");
+  const Json* const schema = named && named->is_object() ? json_read::find(*named, "schema") : nullptr;
+  if (!schema) refuse(kName, "'response_format' needs 'json_schema': {'name': ..., 'schema': ...}", "missing_parameter");
+  return schema_of(*schema, kName);
+}
+
+// `grammar` and `json_schema` are llama.cpp's.
+std::optional<infer::GrammarSource> read_grammar(const Json& body, const RequestDefaults& d) {
+  std::vector<infer::GrammarSource> found;
+  if (const Json* format = json_read::find(body, "response_format"))
+    if (auto source = read_response_format(*format)) found.push_back(std::move(*source));
+  if (auto text = field<std::string>(body, "grammar"); text && !text->empty())
+    found.push_back({GrammarKind::kGbnf, std::move(*text), "grammar"});
+  if (const Json* schema = json_read::find(body, "json_schema")) found.push_back(schema_of(*schema, "json_schema"));
+  if (found.empty()) return {};
+  if (found.size() > 1)
+    refuse(found[1].where, fmt::format("'{}' and '{}' exclude each other; send one", found[0].where, found[1].where));
+  tokenizer_of(d);
+  return std::move(found[0]);
 }
 
 std::uint64_t random_seed() {
@@ -170,6 +204,7 @@ infer::Request read_common(const Json& body, const RequestDefaults& d, Completio
   r.logit_bias = read_bias(body, d);
   r.routing = field<bool>(body, "routing").value_or(false);
   r.overrides = read_overrides(body);
+  out.grammar = read_grammar(body, d);
   out.n = number<Index>(body, "n", 1, 1, d.choices);
   if (number<Index>(body, "best_of", out.n, 1, d.choices) != out.n)
     refuse("best_of", "'best_of' other than 'n' is not supported", "unsupported_parameter");

@@ -10,6 +10,7 @@
 #include "dsmoe/chat_template.h"
 #include "dsmoe/generate_options.h"
 #include "dsmoe/tokenizer.h"
+#include "infer/grammars.h"
 #include "infer/request.h"
 
 namespace dsmoe::serve {
@@ -26,8 +27,9 @@ struct RequestDefaults {
 
 struct CompletionRequest {
   bool chat = false;
-  std::vector<infer::Request> prompts;  // one; several with /v1/completions
-  Index n = 1;                          // answers to each
+  std::vector<infer::Request> prompts;               // one; several with /v1/completions
+  Index n = 1;                                       // answers to each
+  std::optional<infer::GrammarSource> grammar = {};  // that the answers are kept within; `where` is the parameter
   bool stream = false, include_usage = false, echo = false;
 };
 

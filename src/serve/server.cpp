@@ -8,6 +8,7 @@
 #include "core/options.h"
 #include "serve/api.h"
 #include "serve/api_error.h"
+#include "serve/worker.h"
 
 namespace dsmoe {
 
@@ -63,6 +64,7 @@ struct Server::Impl {
         engine(ctx, *model.transformer, engine_options, model.tokenizer),
         services{.engine = engine,
                  .post = [this](std::function<void()> call) { http.post(std::move(call)); },
+                 .work = [this](std::function<void()> job) { return worker.add(std::move(job)); },
                  .defaults = defaults_of(model),
                  .started = seconds_since_1970()},
         api(services, {.key = std::move(key), .cors = options.cors_origin}),
@@ -71,7 +73,11 @@ struct Server::Impl {
             [this](HttpRequest request, std::shared_ptr<HttpReply> reply) {
               api.handle(std::move(request), std::move(reply));
             },
-            [](int status, std::string_view message) { return error_body(status, message); }) {}
+            [](int status, std::string_view message) { return error_body(status, message); }) {
+    if (model.tokenizer)
+      services.grammars =
+          std::make_unique<infer::Grammars>(*model.tokenizer, services.defaults.vocabulary, model.end_tokens);
+  }
 
   // On the thread of the HTTP server.
   void begin_drain() {
@@ -85,6 +91,7 @@ struct Server::Impl {
   Services services;
   Api api;
   HttpServer http;
+  Worker worker{/*most=*/64};  // last: its jobs use all of the above
 };
 
 Server::Server(ServedModel model, const ServeOptions& options, const EngineOptions& engine, std::string key) {

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "infer/engine.h"
+#include "infer/grammars.h"
 #include "serve/parameters.h"
 
 namespace dsmoe::serve {
@@ -12,8 +14,10 @@ namespace dsmoe::serve {
 struct Services {
   infer::Engine& engine;
   std::function<void(std::function<void()>)> post;  // to the thread of the HTTP server
+  std::function<bool(std::function<void()>)> work;  // to a thread for what takes long; false when too much waits there
   RequestDefaults defaults;
-  std::int64_t started = 0;  // seconds since 1970
+  std::int64_t started = 0;                        // seconds since 1970
+  std::unique_ptr<infer::Grammars> grammars = {};  // null without a tokenizer
 
   // Submits to the engine: an ApiError for a request that cannot run (400), or not now (429; 503 when the server ends).
   infer::RequestId submit(infer::Request request);

@@ -193,8 +193,12 @@ TEST(Api, MistakesAreNamed) {
   refused({{"logit_bias", {{"x", 1}}}}, 400, "logit_bias", "token id");
   refused({{"logit_bias", {{"4", 101}}}}, 400, "logit_bias", "100");
   refused({{"stop", 4}}, 400, "stop", "string");
-  refused({{"response_format", {{"type", "json_object"}}}}, 400, "response_format", "not supported yet");
-  refused({{"grammar", "root ::= x"}}, 400, "grammar", "not supported yet");
+  refused({{"response_format", {{"type", "xml"}}}}, 400, "response_format", "json_schema");
+  refused({{"response_format", {{"type", "json_schema"}}}}, 400, "response_format", "'schema'");
+  refused({{"response_format", {{"type", "json_object"}, {"schema", {{"not", json::object()}}}}}}, 400, "response_format",
+          "not");
+  refused({{"grammar", "root ::= x"}}, 400, "grammar", "x");
+  refused({{"grammar", "root ::= \"A\""}, {"json_schema", {{"type", "null"}}}}, 400, "json_schema", "exclude each other");
   refused({{"tools", json::array({json::object()})}}, 400, "tools", "not supported yet");
   refused({{"stream_options", json::object()}}, 400, "stream_options", "stream");
   refused({{"best_of", 3}}, 400, "best_of", "best_of");

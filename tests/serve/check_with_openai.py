@@ -40,6 +40,9 @@ assert with_logprobs.choices[0].message.content == text
 legacy = client.completions.create(model=model, prompt="HELLO", max_tokens=4, logprobs=2, echo=True, seed=1)
 assert legacy.choices[0].text.startswith("HELLO") and legacy.choices[0].logprobs.token_logprobs[0] is None
 
+within = client.completions.create(model=model, prompt="HELLO", seed=1, extra_body={"grammar": 'root ::= "YES" | "NO"'})
+assert within.choices[0].text in ("YES", "NO") and within.choices[0].finish_reason == "stop"
+
 vectors = client.embeddings.create(model=model, input=["HELLO", "WORLD"])  # asks for base64
 floats = client.embeddings.create(model=model, input=["HELLO", "WORLD"], encoding_format="float")
 assert vectors.data[1].embedding == floats.data[1].embedding
@@ -48,7 +51,7 @@ for kind, change in [
     (openai.NotFoundError, {"model": "other"}),
     (openai.BadRequestError, {"temperature": -1}),
     (openai.BadRequestError, {"messages": []}),
-    (openai.BadRequestError, {"response_format": {"type": "json_object"}}),
+    (openai.BadRequestError, {"response_format": {"type": "xml"}}),
 ]:
     try:
         client.chat.completions.create(**{**options, **change})

@@ -9,9 +9,12 @@
 
 namespace dsmoe::test {
 
-inline Tokenizer chat_tokenizer() {
+// A token for each of 50 characters, these first; the second ends a text.
+inline Tokenizer chat_tokenizer(std::string characters = {}) {
+  for (char c = 'A'; characters.size() < 50; ++c)
+    if (characters.find(c) == std::string::npos) characters += c;
   TokenizerParts parts;
-  for (char c = 'A'; c < 'A' + 50; ++c) parts.vocab.push_back(std::string(1, c));
+  for (const char c : characters) parts.vocab.push_back(std::string(1, c));
   parts.pre_tokenizer = pre_tokenizer_json("gpt-2");
   parts.chat_template = "{% for m in messages %}U{{ m['content'] }}{% endfor %}";
   return Tokenizer::from_parts(parts);
@@ -19,8 +22,10 @@ inline Tokenizer chat_tokenizer() {
 
 class Served {
  public:
-  explicit Served(ServeOptions options = {}, EngineOptions engine = {}, const std::string& key = {})
-      : model_(engine_model()), server_(served(model_), on_free_port(std::move(options)), on_one_thread(engine), key) {
+  explicit Served(ServeOptions options = {}, EngineOptions engine = {}, const std::string& key = {},
+                  const Tokenizer& tokenizer = chat_tokenizer())
+      : model_(engine_model()),
+        server_(served(model_, tokenizer), on_free_port(std::move(options)), on_one_thread(engine), key) {
     runs_ = std::thread([this] { server_.run(); });
   }
   ~Served() {
@@ -57,8 +62,8 @@ class Served {
     o.threads = 1;
     return o;
   }
-  static serve::ServedModel served(const Transformer& model) {
-    return {.name = "small", .transformer = &model, .tokenizer = chat_tokenizer(), .end_tokens = {1}};
+  static serve::ServedModel served(const Transformer& model, const Tokenizer& tokenizer) {
+    return {.name = "small", .transformer = &model, .tokenizer = tokenizer, .end_tokens = {1}};
   }
 
   Transformer model_;
