@@ -13,7 +13,7 @@ Installs the Debian packages that are missing (with root or sudo), builds, and r
   asan      the fast tests with address and undefined-behaviour sanitizers (clang); all code,
             benchmarks too, compiled with warnings as errors (but what only slow tests run)
   fuzz      every reader of foreign bytes, some seconds each, with libFuzzer, in that same build
-  tsan      the layer, its ops and the threads with the thread sanitizer (clang)
+  tsan      the layer, its ops, the threads, the engine and the server with the thread sanitizer (clang)
   cuda      compiles the CUDA code where nvcc is found, and tests it where there is a GPU
   slow      the slow tests of the release build, among them the installed package and the longest of the next
   peers     comparisons with Hugging Face tokenizers and safetensors, llama.cpp's gguf, TensorBoard and Jinja, which come
@@ -94,7 +94,7 @@ tsan() {
   local RUN=(setarch "$(uname -m)" -R)
   "${RUN[@]}" true 2>/dev/null || RUN=()
   for_clang tsan
-  build tsan -DDSMOE_BUILD_CLI=OFF core_tests ops_tests moe_tests && tests tsan tsan
+  build tsan -DDSMOE_BUILD_CLI=OFF core_tests ops_tests moe_tests infer_tests serve_tests && tests tsan tsan
 }
 
 cuda() {
