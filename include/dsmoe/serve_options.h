@@ -24,8 +24,8 @@ struct ServeOptions {
 
   template <class Self, class Visitor>
   static void visit(Self& o, Visitor&& v) {
-    v(o.host, {"host", "IP address to listen at (0.0.0.0: all of this machine's)"});
-    v(o.port, {"port", "Port to listen at (0: a free one, which is printed)", at_least(0).at_most(65535)});
+    v(o.host, {"host", "IP address to listen on (0.0.0.0: all of this machine's)"});
+    v(o.port, {"port", "Port to listen on (0: a free one, which is printed)", at_least(0).at_most(65535)});
     v(o.alias, {"alias", "Name of the model in the API (default: the name of its folder or file)"});
     v(o.api_key_file, {"api-key-file",
                        "File whose first line is the API key that clients must send (default: the "

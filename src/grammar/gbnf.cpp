@@ -5,6 +5,7 @@
 #include "core/fail.h"
 #include "core/printable.h"
 #include "core/utf8.h"
+#include "grammar/text_cursor.h"
 
 namespace dsmoe::grammar {
 
@@ -13,9 +14,9 @@ namespace {
 // Lines begin the next rule, so white space is of two kinds: with and without them.
 enum class Lines { kEnd, kSkip };
 
-class GbnfParser {
+class GbnfParser : TextCursor {
  public:
-  GbnfParser(std::string_view text, std::string_view where) : text_(text), where_(where) {}
+  GbnfParser(std::string_view text, std::string_view where) : TextCursor(text), where_(where) {}
   Grammar parse();
 
  private:
@@ -31,13 +32,6 @@ class GbnfParser {
   }
   std::string found() const;  // what is here, for messages
 
-  bool at_end() const { return at_ == text_.size(); }
-  char peek(std::size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
-  bool take(std::string_view word) {
-    if (text_.substr(at_, word.size()) != word) return false;
-    at_ += word.size();
-    return true;
-  }
   void skip_space(Lines lines);
   bool next_line_goes_on();
   bool begins_line(std::size_t at) const {
@@ -61,8 +55,7 @@ class GbnfParser {
   char32_t escaped();
   std::uint32_t rule_called(std::string_view name, std::size_t at);
 
-  std::string_view text_, where_;
-  std::size_t at_ = 0;
+  std::string_view where_;
   Grammar grammar_;
   std::unordered_map<std::string_view, std::uint32_t> numbers_;
   std::vector<std::size_t> first_use_;  // of each rule, for messages

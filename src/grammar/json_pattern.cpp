@@ -4,6 +4,7 @@
 #include "core/printable.h"
 #include "core/utf8.h"
 #include "grammar/json_schema.h"
+#include "grammar/text_cursor.h"
 
 namespace dsmoe::grammar {
 
@@ -11,11 +12,11 @@ namespace {
 
 constexpr int kMaxPatternNesting = 50;
 
-class PatternParser {
+class PatternParser : TextCursor {
  public:
   using Ref = Grammar::Ref;
   PatternParser(Grammar& grammar, JsonText& json, std::string_view text, std::string_view where)
-      : g_(grammar), json_(json), text_(text), where_(where) {}
+      : TextCursor(text), g_(grammar), json_(json), where_(where) {}
 
   Ref parse();
 
@@ -24,13 +25,6 @@ class PatternParser {
   [[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) const {
     fail(ErrorCode::kFormat, "{}: the pattern {} at byte {}: {}", where_, in_quotes(text_), at_,
          fmt::format(format, std::forward<Args>(args)...));
-  }
-  bool at_end() const { return at_ == text_.size(); }
-  char peek(std::size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
-  bool take(std::string_view word) {
-    if (text_.substr(at_, word.size()) != word) return false;
-    at_ += word.size();
-    return true;
   }
 
   Ref alternatives(int nesting);
@@ -46,8 +40,7 @@ class PatternParser {
 
   Grammar& g_;
   JsonText& json_;
-  std::string_view text_, where_;
-  std::size_t at_ = 0;
+  std::string_view where_;
 };
 
 const CharSet kDigits({{'0', '9'}});

@@ -322,9 +322,9 @@ void HttpServer::Impl::listen() {
   check("open");
   acceptor.set_option(Tcp::acceptor::reuse_address(true), code);
   acceptor.bind(endpoint, code);
-  check("listen at");
+  check("listen on");
   acceptor.listen(4096, code);
-  check("listen at");
+  check("listen on");
   port = acceptor.local_endpoint().port();
   accept();
 }

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "grammar/gbnf.h"
+#include "infer/engine_support.h"
 #include "infer/session.h"
 #include "support/expect_error.h"
 
@@ -12,15 +13,6 @@ namespace dsmoe {
 namespace {
 
 constexpr Index kVocab = 50;
-
-ModelConfig small_config() {
-  ModelConfig c;
-  c.vocab_size = kVocab, c.hidden_size = 32, c.intermediate_size = 48, c.moe_intermediate_size = 16;
-  c.num_hidden_layers = 2, c.num_attention_heads = 4, c.num_key_value_heads = 2, c.first_k_dense_replace = 1;
-  c.n_routed_experts = 8, c.num_experts_per_tok = 2, c.n_shared_experts = 1;
-  c.max_position_embeddings = 64, c.initializer_range = 0.3;
-  return c;
-}
 
 // Token 1 ends a text; 2 to 27 are letters, 28 to 37 digits, the others words.
 std::shared_ptr<const grammar::CompiledGrammar> grammar_of(const char* text) {
@@ -40,7 +32,7 @@ std::string text_of(const grammar::CompiledGrammar& grammar, const std::vector<s
 
 TEST(Constrained, EveryTextMatches) {
   Context ctx(1);
-  const Transformer model(small_config(), random_weights(small_config(), 5, DType::kF32, ctx));
+  const Transformer model(test::engine_config(64), random_weights(test::engine_config(64), 5, DType::kF32, ctx));
   const auto compiled = grammar_of("root ::= [a-c]{2} \"w4\" [0-9] [x-z]*");
   for (std::uint64_t seed = 0; seed < 20; ++seed)
     for (const bool ignore_eos : {false, true}) {
@@ -63,7 +55,7 @@ TEST(Constrained, EveryTextMatches) {
 
 TEST(Constrained, TheTextEndsWhereNothingCanFollow) {
   Context ctx(1);
-  const Transformer model(small_config(), random_weights(small_config(), 5, DType::kF32, ctx));
+  const Transformer model(test::engine_config(64), random_weights(test::engine_config(64), 5, DType::kF32, ctx));
   const auto compiled = grammar_of("root ::= \"ab\" | \"ba\"");
   for (const bool ignore_eos : {false, true}) {
     infer::Session session(ctx, model);

@@ -11,12 +11,12 @@ namespace dsmoe::test {
 
 using Ids = std::vector<std::int32_t>;
 
-inline ModelConfig engine_config() {
+inline ModelConfig engine_config(Index positions = 768) {
   ModelConfig c;
   c.vocab_size = 50, c.hidden_size = 32, c.intermediate_size = 48, c.moe_intermediate_size = 16;
   c.num_hidden_layers = 3, c.num_attention_heads = 4, c.num_key_value_heads = 2, c.first_k_dense_replace = 1;
   c.n_routed_experts = 8, c.num_experts_per_tok = 2, c.n_shared_experts = 1;
-  c.max_position_embeddings = 768, c.initializer_range = 0.3;
+  c.max_position_embeddings = positions, c.initializer_range = 0.3;
   c.bos_token_id = 0, c.eos_token_id = {1};
   return c;
 }

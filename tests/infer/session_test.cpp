@@ -6,6 +6,7 @@
 #include "formats/folder_export.h"
 #include "formats/gguf_export.h"
 #include "formats/model_source.h"
+#include "infer/engine_support.h"
 #include "infer/evaluate.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"
@@ -16,15 +17,7 @@ namespace {
 
 using infer::Session;
 
-ModelConfig small() {
-  ModelConfig c;
-  c.vocab_size = 50, c.hidden_size = 32, c.intermediate_size = 48, c.moe_intermediate_size = 16;
-  c.num_hidden_layers = 3, c.num_attention_heads = 4, c.num_key_value_heads = 2, c.first_k_dense_replace = 1;
-  c.n_routed_experts = 8, c.num_experts_per_tok = 2, c.n_shared_experts = 1;
-  c.max_position_embeddings = 64, c.initializer_range = 0.3;
-  c.bos_token_id = 0, c.eos_token_id = {1};
-  return c;
-}
+ModelConfig small() { return test::engine_config(64); }
 
 Transformer model(DType dtype = DType::kF32) {
   Context ctx(1);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "core/random.h"
@@ -63,6 +64,20 @@ inline TrainOptions small_options() {
   o.lr = 3e-3;
   o.lr_schedule = LrSchedule::kConstant;
   o.warmup_steps = 0;
+  return o;
+}
+
+// Those of a golden run (tests/model/golden, steps.json).
+inline TrainOptions golden_options(const nlohmann::json& golden) {
+  TrainOptions o = small_options();
+  o.batch_size = golden["batch_size"];
+  o.seq_len = golden["seq_len"];
+  o.lr = golden["lr"];
+  o.beta1 = golden["betas"][0];
+  o.beta2 = golden["betas"][1];
+  o.epsilon = golden["eps"];
+  o.weight_decay = golden["weight_decay"];
+  o.clip = golden["clip"];
   return o;
 }
 

@@ -23,14 +23,7 @@ class TrainGolden : public ::testing::TestWithParam<std::tuple<const char*, Back
 TEST_P(TrainGolden, TenSteps) {
   const std::filesystem::path folder = std::filesystem::path(DSMOE_TEST_DATA "/model/golden") / std::get<0>(GetParam());
   const nlohmann::json golden = io::read_json(folder / "steps.json");
-  TrainOptions o = small_options();
-  o.batch_size = golden["batch_size"];
-  o.lr = golden["lr"];
-  o.beta1 = golden["betas"][0];
-  o.beta2 = golden["betas"][1];
-  o.epsilon = golden["eps"];
-  o.weight_decay = golden["weight_decay"];
-  o.clip = golden["clip"];
+  TrainOptions o = golden_options(golden);
   Context ctx(2, std::get<1>(GetParam()));
   const ModelConfig config = ModelConfig::load(folder);
   Trainer trainer(ctx, config, load_weights(folder, config, DType::kF32), o);

@@ -1,7 +1,6 @@
 // The experts of one token: gate/up, and down with the sum of the experts. A warp owns 16 rows of a matrix (hopper_few.cuh)
 // and a block eight such warps, fed through one ring by a warp that asks for the weights in the order in which they are
-// used. Small units spread the experts' rows evenly over the device, and a chain of mma.sync steps is twice as fast as one
-// of wgmma, which has nothing to gain from a single column.
+// used. Small units spread the experts' rows evenly over the device, and with a single column wgmma has nothing to gain.
 #include "ops/cuda/hopper.h"
 #include "ops/cuda/hopper_few.cuh"
 #include "ops/cuda/launch.h"

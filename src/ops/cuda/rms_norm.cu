@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
   } else {
     for (int c = first; c < width; c += kStep) square(c, kept[0]);
   }
-  // Single precision: a division and a root in double take 0.4 us each time, while all others wait.
+  // In single precision, rounded to nearest: all threads wait for this one number.
   const float inverse = __frsqrt_rn(__fadd_rn(__fdiv_rn(block_sum(sum), static_cast<float>(width)), eps));
   const auto scale = [&](int c, const gpu::Pack<float, kVector>& in, const gpu::Pack<W, kVector>& w) {
     gpu::Pack<Y, kVector> out;

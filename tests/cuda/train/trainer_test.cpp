@@ -58,15 +58,7 @@ TEST_F(CudaTrainer, TenStepsAreTheGoldenOnes) {
   for (const char* name : {"train_seq_aux", "train_batch_aux"}) {
     const std::filesystem::path folder = std::filesystem::path(DSMOE_TEST_DATA "/model/golden") / name;
     const nlohmann::json golden = io::read_json(folder / "steps.json");
-    TrainOptions o = small_options();
-    o.batch_size = golden["batch_size"];
-    o.seq_len = golden["seq_len"];
-    o.lr = golden["lr"];
-    o.beta1 = golden["betas"][0];
-    o.beta2 = golden["betas"][1];
-    o.epsilon = golden["eps"];
-    o.weight_decay = golden["weight_decay"];
-    o.clip = golden["clip"];
+    TrainOptions o = golden_options(golden);
     const ModelConfig config = ModelConfig::load(folder);
     Trainer trainer(ctx(), config, load_weights(folder, config, DType::kF32), o);
     const IdsDataset data(folder / "train.ids", config.vocab_size, IdsDataset::Order::kSequential, 0);
