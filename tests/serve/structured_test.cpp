@@ -88,17 +88,5 @@ TEST(Structured, AnyObject) {
   }
 }
 
-// A grammar that is slow to compile must not keep other requests waiting: it has a thread of its own.
-TEST(Structured, OthersAreAnsweredMeanwhile) {
-  Served s;
-  std::string slow = "root ::= ";
-  for (int i = 0; i < 40; ++i) slow += "([A-Z]{0,100} \"a\" | [A-M]{3,90}) ";
-  test::Client waiting = s.client();
-  std::thread asks([&] { EXPECT_NE(waiting.post("/v1/completions", completion({{"grammar", slow}})).status, 0); });
-  EXPECT_EQ(s.get("/health").status, 200);
-  EXPECT_EQ(s.post("/v1/completions", completion({{"max_tokens", 2}})).status, 200);
-  asks.join();
-}
-
 }  // namespace
 }  // namespace dsmoe
