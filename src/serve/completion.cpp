@@ -80,14 +80,15 @@ class Completion : public std::enable_shared_from_this<Completion> {
 void Completion::begin_within_grammar() {
   const bool added = services_.work([self = shared_from_this()] {
     std::shared_ptr<const grammar::CompiledGrammar> made;
-    std::optional<ApiError> error;
+    std::shared_ptr<const ApiError> error;  // not copies: they share their text, unseen by the thread sanitizer
     const infer::GrammarSource& source = *self->request_.grammar;
     try {
       made = self->services_.grammars->compiled(source);
     } catch (const Error& e) {
-      error = ApiError(e.code() == ErrorCode::kInternal ? 500 : 400, e.what(), source.where, "invalid_value");
+      error =
+          std::make_shared<ApiError>(e.code() == ErrorCode::kInternal ? 500 : 400, e.what(), source.where, "invalid_value");
     } catch (const std::exception& e) {
-      error = ApiError(500, e.what());
+      error = std::make_shared<ApiError>(500, e.what());
     }
     self->services_.post([self, made, error] {
       if (self->reply_->gone()) return;
