@@ -19,14 +19,15 @@ void AblationFlags::add(CLI::App& command) {
 }
 
 void run_ablations(const AblationFlags& o, const Model& model, const EvaluateOptions& options,
-                   const TokenSequences& sequences, bool json) {
+                   const TokenSequences& sequences, const AblationOutput& output) {
   if (!o.plot.empty() && o.request.mask_top.empty() && o.request.top_k.empty())
     throw UsageError("--plot needs --mask-top or --top-k");
   const std::vector<study::Ablation> ablations = study::plan_ablations(o.request, model.config());
   std::int64_t tokens = 0;
   for (const auto& s : sequences) tokens += static_cast<std::int64_t>(s.size());
   Context ctx(options.threads, backend_for(model.device()));
-  Progress progress("eval", tokens * static_cast<std::int64_t>(ablations.size()), "tokens");
+  Progress progress("eval", tokens * static_cast<std::int64_t>(ablations.size()), "tokens", 0,
+                    ProgressOutput::unless(output.quiet));
   const Transformer& transformer = *model.impl().transformer;
   const std::vector<study::AblationResult> results =
       study::run_ablations(ctx, transformer, transformer.kv_dtype(options.kv_type), sequences, ablations,
@@ -38,7 +39,7 @@ void run_ablations(const AblationFlags& o, const Model& model, const EvaluateOpt
         o.plot, study::svg_document(study::ablation_plots({{name, results, model.config().experts_per_token()}})));
   }
   const double base = results.front().loss.mean();
-  if (json) {
+  if (output.json) {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     for (const study::AblationResult& r : results) {
       nlohmann::ordered_json row = {{"ablation", study::to_string(r.ablation.kind)},

@@ -18,8 +18,12 @@ struct AblationFlags {
   bool wanted() const { return !request.empty() || !plot.empty(); }
 };
 
+struct AblationOutput {
+  bool json = false, quiet = false;
+};
+
 // Evaluates the sequences once as the model is and once for each change, and prints a table (or JSON).
 void run_ablations(const AblationFlags& flags, const Model& model, const EvaluateOptions& options,
-                   const TokenSequences& sequences, bool json);
+                   const TokenSequences& sequences, const AblationOutput& output);
 
 }  // namespace dsmoe::cli

@@ -38,7 +38,26 @@ struct ModelWork {
   DType stored = DType::kF32;
 
   explicit ModelWork(const Transformer& model);
+  // Weight bytes that a pass reads over one token each of so many sequences, when all routed experts are alike.
+  double bytes_of_step(const ModelConfig& c, Index sequences) const;
 };
+
+// Sequences that go through the model together.
+class BenchSequences {
+ public:
+  BenchSequences(const Transformer& model, Index count, Index tokens, DType cache);
+  // `tokens` more of every sequence in one pass, from ids [count, tokens].
+  Tensor feed(Context& ctx, std::span<const std::int32_t> ids, Index tokens);
+  std::size_t count() const { return all_.size(); }
+
+ private:
+  const Transformer& model_;
+  std::vector<KvSequence> all_;
+};
+
+inline std::string bench_label(const char* what, Index n, Index sequences) {
+  return what + std::to_string(n) + (sequences == 1 ? "" : " x " + std::to_string(sequences));
+}
 
 void bench_model_on_gpu(const BenchModelOptions& options);
 

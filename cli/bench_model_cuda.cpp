@@ -2,7 +2,6 @@
 // of each: the weights in use and the KV cache read once, or the multiply-adds.
 #include <fmt/format.h>
 
-#include <cmath>
 #include <filesystem>
 #include <map>
 
@@ -63,8 +62,6 @@ class GpuBench {
   }
 
  private:
-  using Sequences = std::vector<KvSequence>;
-
   // In the dtype asked for, or as a GGUF file of a type has them.
   ModelWeights random_weights(const ModelConfig& config) {
     if (o_.type.empty() || !is_quantized(gguf_file_type(o_.type).dtype))
@@ -78,21 +75,6 @@ class GpuBench {
           return dtypes.at({p.role, p.layer});
         },
         ctx_);
-  }
-
-  Sequences sequences(Index count, Index tokens) {
-    const auto pool = model_->make_kv_pool(count * KvPool::pages_for(tokens) * KvPool::kPageTokens, cache_);
-    Sequences all;
-    for (Index i = 0; i < count; ++i) all.emplace_back(pool);
-    return all;
-  }
-
-  // `tokens` more of every sequence in one pass.
-  Tensor feed(Sequences& all, std::span<const std::int32_t> ids, Index tokens) {
-    ForwardBatch batch;
-    for (std::size_t i = 0; i < all.size(); ++i)
-      batch.add(ctx_, all[i], ids.subspan(i * static_cast<std::size_t>(tokens), static_cast<std::size_t>(tokens)));
-    return model_->logits(ctx_, batch);
   }
 
   template <class Setup, class Pass>
@@ -113,33 +95,26 @@ class GpuBench {
     const auto tokens = static_cast<double>(n * b);
     const double flops = tokens * (work.flops_per_token + attention_flops(n)) + static_cast<double>(b) * work.head_flops;
     measure(
-        {label("pp", n, b), b, n * b, {}, tokens * peak_ / flops}, [&] { return sequences(b, n); },
-        [&](Sequences& all) { feed(all, ids, n); });
+        {bench_label("pp", n, b), b, n * b, {}, tokens * peak_ / flops},
+        [&] { return BenchSequences(*model_, b, n, cache_); }, [&](BenchSequences& all) { all.feed(ctx_, ids, n); });
   }
 
   void generate(const ModelWork& work, Index n, Index b) {
     const std::vector<std::int32_t> ids = random_ids(model_->config(), kContextBefore * b);
-    const ModelConfig& c = model_->config();
-    const double share =
-        c.routed_experts() > 0 ? static_cast<double>(c.experts_per_token()) / static_cast<double>(c.routed_experts()) : 0;
-    const double in_use = 1 - std::pow(1 - share, static_cast<double>(b));  // of the routed experts, when all are alike
-    const double bytes = work.bytes_per_token - share * work.routed_bytes + in_use * work.routed_bytes +
+    const double bytes = work.bytes_of_step(model_->config(), b) +
                          static_cast<double>(b) * (kContextBefore + 0.5 * static_cast<double>(n)) * kv_bytes();
     measure(
-        {label("tg", n, b), b, n * b, {}, static_cast<double>(b) * bandwidth_ / bytes},
+        {bench_label("tg", n, b), b, n * b, {}, static_cast<double>(b) * bandwidth_ / bytes},
         [&] {
-          Sequences all = sequences(b, kContextBefore + n);
-          feed(all, ids, kContextBefore);
+          BenchSequences all(*model_, b, kContextBefore + n, cache_);
+          all.feed(ctx_, ids, kContextBefore);
           return all;
         },
-        [&](Sequences& all) {
-          for (Index i = 0; i < n; ++i) feed(all, std::span(ids).first(all.size()), 1);
+        [&](BenchSequences& all) {
+          for (Index i = 0; i < n; ++i) all.feed(ctx_, std::span(ids).first(all.count()), 1);
         });
   }
 
-  static std::string label(const char* what, Index n, Index b) {
-    return b == 1 ? fmt::format("{}{}", what, n) : fmt::format("{}{} x {}", what, n, b);
-  }
   // Per token of a prompt: scores and values of half its length on average.
   double attention_flops(Index n) const {
     double flops = 0;
@@ -150,12 +125,12 @@ class GpuBench {
     return flops;
   }
   double kv_bytes() const {
-    double numbers = 0;
+    double bytes = 0;
     for (const LayerSpec& layer : model_->spec().layers) {
       const auto& s = std::get<GqaSpec>(layer.attention);
-      numbers += 2.0 * static_cast<double>(s.kv_heads * s.head_dim);
+      bytes += 2.0 * static_cast<double>(row_bytes(cache_, s.kv_heads * s.head_dim));
     }
-    return numbers * static_cast<double>(size_of(cache_));
+    return bytes;
   }
 
   void print_as_json(const ModelWork& work) const {

@@ -127,6 +127,7 @@ void add_chat(CLI::App& program) {
   CLI::App* command = add_command(program, "chat", "Chat with a model in the terminal");
   o.model.add(*command);
   add_flags(*command, o.model.session);
+  o.model.one_session = true;
   command->add_option("--system", o.system, "System prompt");
   command->add_option("--chat-template", o.chat_template, "File with a Jinja chat template to use instead of the model's");
   o.sampling.generate.max_tokens = -1;

@@ -92,12 +92,12 @@ void run(CompareFlags o, const std::string& command) {
   const Tokenizer tokenizer = tokenizer_for(o);
   if (const auto id = tokenizer.bos_id()) o.compare.base.bos_token_id = *id;
   if (const auto id = tokenizer.eos_id()) o.compare.base.eos_token_id = {*id};
-  if (!o.json) print_equal(study::contenders(o.compare.base, o.compare.split, t.seq_len));
+  if (!o.json) print_equal(study::contenders(o.compare.base, o.compare.split, t.seq_len, o.compare.also));
   flush_output();
 
   Context ctx(o.where.threads, backend_for(train::training_device(o.where.device, o.compare.base, t)));
   const Interrupt interrupt(Work::kUnattended);
-  const std::int64_t runs = 4 * o.compare.seeds;
+  const std::int64_t runs = static_cast<std::int64_t>(4 + o.compare.also.size()) * o.compare.seeds;
   std::optional<Progress> progress;
   study::CompareHooks hooks;
   hooks.stop = [&] { return interrupt.pending(); };
@@ -151,6 +151,17 @@ void add_compare(CLI::App& program) {
       ->add_option("--granularity", o.compare.split,
                    "Experts that a conventional expert was split into (m; 0: as many as leave two active)")
       ->capture_default_str();
+  command
+      ->add_option(
+          "--also", o.compare.also,
+          "Further models: SHARED+ACTIVE/ROUTED, with as many expert parameters as the others in all; xF behind it "
+          "makes them F times as wide; densexF: the dense model, F times as wide")
+      ->delimiter(',');
+  command
+      ->add_option("--ablation-sequences", o.compare.ablation_sequences,
+                   "Held-out sequences on which the ablations and the routing of each model are measured")
+      ->check(in_range(kPositive))
+      ->capture_default_str();
   command->add_option("-o,--out", o.out, "Output folder for runs and report; run the same command again to resume")
       ->required();
   command->add_option("--tokenizer", o.tokenizer, "Folder with tokenizer.json (not needed for builtin data)");
@@ -158,8 +169,8 @@ void add_compare(CLI::App& program) {
       ->check(in_range(kPositive))
       ->capture_default_str();
   add_flags(*command, t,
-            {.only = {"data", "field", "label-by", "label-field", "seed", "steps", "batch-size", "seq-len", "lr", "holdout",
-                      "eval-every", "eval-sequences", "dtype"},
+            {.only = {"data", "field", "label-by", "label-field", "seed", "steps", "batch-size", "seq-len", "lr",
+                      "warmup-steps", "holdout", "eval-data", "eval-every", "eval-sequences", "dtype"},
              .help = {{"data", "Training data: builtin, or text files, .jsonl files and folders"},
                       {"seed", "First seed, of the weights and of the order of the data"},
                       {"steps", "Optimizer steps per run"},

@@ -12,6 +12,7 @@
 #include "cli/output.h"
 #include "cli/output_files.h"
 #include "cli/progress.h"
+#include "cli/ranks.h"
 #include "core/fail.h"
 #include "dsmoe/evaluate.h"
 #include "io/safetensors_writer.h"
@@ -25,7 +26,7 @@ struct EvalFlags {
   EvaluateOptions evaluate;
   AblationFlags ablations;
   std::string logits;
-  bool force = false, json = false;
+  bool force = false, json = false, quiet = false;
 };
 
 // For --logits: one tensor of all sequences, which must be of one length.
@@ -39,8 +40,11 @@ io::SafetensorsWriter logits_writer(const std::string& path, const TokenSequence
   return {path, std::vector<io::TensorSpec>{{"logits", DType::kF32, shape}}};
 }
 
-void run(const EvalFlags& o) {
+void run(const EvalFlags& flags) {
+  EvalFlags o = flags;
   check_output_files(std::vector{o.logits, o.ablations.plot}, o.force);
+  o.model.load.spread_experts = join_ranks_with_same_arguments(o.evaluate.threads);
+  if (o.model.load.spread_experts && o.ablations.wanted()) throw UsageError("ablations are for one process");
   const std::shared_ptr<const Model> model = o.model.open();
   const TokenSequences sequences = read_sequences(*model, o.evaluate);
   std::size_t longest = 0;
@@ -49,18 +53,18 @@ void run(const EvalFlags& o) {
   if (o.ablations.wanted()) {
     if (!o.logits.empty() || o.evaluate.score_from > 0)
       throw UsageError("--logits and --score-from cannot be combined with ablations");
-    return run_ablations(o.ablations, *model, o.evaluate, sequences, o.json);
+    return run_ablations(o.ablations, *model, o.evaluate, sequences, {o.json, o.quiet});
   }
   std::optional<io::SafetensorsWriter> writer;
-  if (!o.logits.empty()) writer.emplace(logits_writer(o.logits, sequences, model->config().vocab_size));
+  if (!o.logits.empty() && is_first_rank()) writer.emplace(logits_writer(o.logits, sequences, model->config().vocab_size));
   std::int64_t tokens = 0;
   for (const auto& s : sequences) tokens += static_cast<std::int64_t>(s.size());
-  Progress progress("eval", tokens, "tokens");
+  Progress progress("eval", tokens, "tokens", 0, ProgressOutput::unless(o.quiet));
   EvaluateHooks hooks;
   hooks.progress = [&](Index done, const Evaluation& e) { progress.update(done, fmt::format("loss {:.4f}", e.mean())); };
-  if (writer)
+  if (!o.logits.empty())
     hooks.logits = [&](const Tensor& logits) {
-      writer->append("logits", {static_cast<const std::byte*>(logits.raw()), logits.bytes()});
+      if (writer) writer->append("logits", {static_cast<const std::byte*>(logits.raw()), logits.bytes()});
     };
   const Evaluation e = evaluate(*model, sequences, o.evaluate, hooks);
   progress.finish();
@@ -88,6 +92,7 @@ void add_eval(CLI::App& program) {
   command->add_option("--logits", o.logits,
                       "Write the f32 logits [sequences, length, vocabulary] to this safetensors file");
   add_force(*command, o.force);
+  command->add_flag("-q,--quiet", o.quiet, "Do not show the progress");
   command->add_flag("--json", o.json, "Print the result as JSON");
   o.ablations.add(*command);
   command->footer(

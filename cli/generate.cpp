@@ -8,6 +8,7 @@
 #include "cli/interrupt.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
+#include "cli/ranks.h"
 #include "core/fail.h"
 #include "dsmoe/session.h"
 
@@ -59,17 +60,19 @@ void print_result(const GenerateFlags& o, const Generated& out, const std::vecto
                            out.prompt_tokens, prompt_rate, out.ids.size(), decode_rate, to_string(out.finish)));
 }
 
-void run(const GenerateFlags& o) {
+void run(const GenerateFlags& flags) {
+  GenerateFlags o = flags;
   if (!o.ids.empty() && (o.prompt || !o.file.empty())) throw UsageError("give either a text or --ids");
   if (o.routing && !o.json) throw UsageError("--routing needs --json");
+  o.model.load.spread_experts = join_ranks_with_same_arguments(o.model.session.threads);
   const std::shared_ptr<const Model> model = o.model.open();
   const std::optional<Tokenizer>& tokenizer = model->tokenizer();
   std::vector<std::int32_t> prompt = o.ids;
   if (prompt.empty()) {
     if (!tokenizer)
       fail(ErrorCode::kInvalidArgument, "{} has no tokenizer; give the prompt as token ids with --ids", o.model.path);
-    prompt = tokenizer->encode(o.prompt ? *o.prompt : read_text(o.file.empty() ? "-" : o.file),
-                               {.add_eos = false, .parse_special = !o.no_special});
+    const auto read = [&] { return o.prompt ? *o.prompt : read_text(o.file.empty() ? "-" : o.file); };
+    prompt = tokenizer->encode(text_of_first_rank(read), {.add_eos = false, .parse_special = !o.no_special});
   }
   if (prompt.empty()) fail(ErrorCode::kInvalidArgument, "the prompt is empty; give one with -p, -f or on standard input");
 
@@ -82,7 +85,7 @@ void run(const GenerateFlags& o) {
       print(tokenizer ? std::string(piece.text) : fmt::format("{} ", piece.id));
       flush_output();
     }
-    return !interrupt.pending();
+    return !any_rank(interrupt.pending());
   });
   print_result(o, out, prompt, tokenizer.has_value(), routing);
 }
@@ -95,6 +98,7 @@ void add_generate(CLI::App& program) {
   CLI::App* command = add_command(program, "generate", "Generate text from a prompt");
   o.model.add(*command);
   add_flags(*command, o.model.session);
+  o.model.one_session = true;
   command->add_option("-p,--prompt", o.prompt, "Prompt (default: read --file or standard input)");
   command->add_option("-f,--file", o.file, "File with the prompt (-: standard input)");
   command->add_option("--ids", o.ids, "Prompt as token ids, separated by spaces or commas; needs no tokenizer")

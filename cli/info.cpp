@@ -1,7 +1,8 @@
-// dsmoe info: what was built, and the machine that it runs on.
+// dsmoe info: what was built, and the machine that it runs on; or what a model is.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <histedit.h>
+#include <utf8proc.h>
 
 #include <CLI/Version.hpp>
 
@@ -17,6 +18,7 @@
 #include "cli/build_info.h"
 #include "cli/commands.h"
 #include "cli/format.h"
+#include "cli/info_model.h"
 #include "cli/output.h"
 #include "core/cpu.h"
 #include "core/threads.h"
@@ -64,6 +66,7 @@ Json libraries() {
        fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH)},
       {"CLI11", CLI11_VERSION},
       {"PCRE2", fmt::format("{}.{}", PCRE2_MAJOR, PCRE2_MINOR)},
+      {"utf8proc", fmt::format("{}.{}.{}", UTF8PROC_VERSION_MAJOR, UTF8PROC_VERSION_MINOR, UTF8PROC_VERSION_PATCH)},
       {"libedit", fmt::format("{}.{}", LIBEDIT_MAJOR, LIBEDIT_MINOR)},
   };
 }
@@ -109,14 +112,21 @@ std::string report(const Json& info) {
 }  // namespace
 
 void add_info(CLI::App& program) {
-  CLI::App* command = add_command(program, "info", "Show build options, CPU features in use, CUDA support and libraries");
-  command->footer("Example:\n  dsmoe info --json");
+  CLI::App* command = add_command(
+      program, "info", "Show build options, CPU features in use, CUDA support and libraries; or what a model is");
+  command->footer("Examples:\n  dsmoe info --json\n  dsmoe info Qwen3-30B-A3B");
+  const auto model = std::make_shared<std::string>();
+  command->add_option("MODEL", *model, "Folder or .gguf file: tell its family, what it needs and what is not supported");
   const auto json = std::make_shared<bool>(false);
   const auto options = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Print as JSON");
   command->add_flag("--options", *options, "Print docs/options.md")->group("");  // for this repository; not in --help
-  command->callback([json, options] {
+  command->callback([json, options, model] {
     if (*options) return print(kOptionsIntroduction + options_markdown());
+    if (!model->empty()) {
+      const Json found = model_info(*model);
+      return *json ? print_json(found) : print(model_report(found));
+    }
     const Json info = collect();
     *json ? print_json(info) : print(report(info));
   });

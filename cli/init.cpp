@@ -23,6 +23,7 @@ namespace {
 
 struct InitFlags : WriteOptions {
   std::string preset, config, out, tokenizer, type = "bf16";
+  std::vector<std::string> set;
   std::uint64_t seed = 0;
 };
 
@@ -56,7 +57,7 @@ std::uint64_t write_file(const InitFlags& o, const ModelConfig& config, const st
 
 void run(const InitFlags& o) {
   if (o.preset.empty() == o.config.empty()) throw UsageError("give either --preset or --config");
-  ModelConfig config = o.preset.empty() ? ModelConfig::load(o.config) : ModelConfig::preset(o.preset);
+  ModelConfig config = (o.preset.empty() ? ModelConfig::load(o.config) : ModelConfig::preset(o.preset)).with(o.set);
   std::optional<Tokenizer> tokenizer;
   if (!o.tokenizer.empty()) {
     tokenizer = Tokenizer::load(o.tokenizer);
@@ -92,6 +93,10 @@ void add_init(CLI::App& program) {
   CLI::App* command = add_command(program, "init", "Create a model with random weights");
   command->add_option("--preset", o.preset, "Known architecture: " + CLI::detail::join(ModelConfig::preset_names(), ", "));
   command->add_option("--config", o.config, "config.json, or a folder that has one");
+  command
+      ->add_option("--set", o.set,
+                   "Change a field of the preset or config.json, as FIELD=VALUE: num_hidden_layers=8 (may be repeated)")
+      ->allow_extra_args(false);
   command->add_option("-o,--out", o.out, "Output folder, or a file name ending in .gguf")->required();
   add_flag(*command, OptionInfo{"seed", "Seed; the same seed gives the same bytes"}, o.seed);
   command
@@ -103,7 +108,7 @@ void add_init(CLI::App& program) {
   o.add(*command);
   command->footer(
       "Examples:\n  dsmoe init --preset tiny --seed 1 -o tiny-model\n"
-      "  dsmoe init --preset deepseek-moe-16b --type q4_0 -o big.gguf");
+      "  dsmoe init --preset deepseek-moe-16b --set num_hidden_layers=8 --type q4_0 -o big.gguf");
   command->callback([options] { run(*options); });
 }
 

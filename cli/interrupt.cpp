@@ -4,6 +4,8 @@
 
 #include <array>
 
+#include "io/temporary_files.h"
+
 namespace dsmoe::cli {
 
 namespace {
@@ -19,16 +21,30 @@ std::array<Asking, 3> asking = {{{SIGINT, "SIGINT", {}}, {SIGTERM, "SIGTERM", {}
 struct sigaction pipe_before;
 bool unattended = false;
 
-// The second one, whichever it is, does what it always does.
+// What the signal always does, without files that are half written.
+void end_by(int signal) {
+  io::remove_temporary_files();
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
+}
+
+// The second one, whichever it is, ends the program.
 void on_signal(int signal) {
-  if (asked != 0) {
-    ::signal(signal, SIG_DFL);
-    ::raise(signal);
-  }
+  if (asked != 0) end_by(signal);
   asked = signal;
 }
 
 }  // namespace
+
+void remove_files_on_signals() {
+  for (const Asking& a : asking) {
+    struct sigaction action {};
+    sigaction(a.signal, nullptr, &action);
+    if (action.sa_handler == SIG_IGN) continue;  // nohup
+    action.sa_handler = end_by;
+    sigaction(a.signal, &action, nullptr);
+  }
+}
 
 Interrupt::Interrupt(Work work) {
   asked = 0;

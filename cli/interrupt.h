@@ -11,6 +11,9 @@ enum class Work {
   kUnattended,
 };
 
+// From here on, what ends the program by a signal (SIGINT, SIGTERM, SIGHUP) takes the files with it that are not complete.
+void remove_files_on_signals();
+
 class Interrupt {
  public:
   explicit Interrupt(Work work = Work::kAttended);

@@ -12,7 +12,9 @@
 
 #include "cli/build_info.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/output.h"
+#include "cli/ranks.h"
 #include "dsmoe/error.h"
 
 namespace dsmoe::cli {
@@ -96,6 +98,7 @@ int bad_usage(const CLI::App& program, const std::string& message) {
 int run(int argc, char** argv) {
   reserve_standard_files();
   ::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of the process (ulimit -f) is an error like a full disk
+  remove_files_on_signals();
   log_to_stderr();
   CLI::App program("Train, run and study DeepSeekMoE language models", "dsmoe");
   program.set_version_flag("--version", std::string("dsmoe ") + kVersion);
@@ -134,14 +137,20 @@ int run(int argc, char** argv) {
 }  // namespace dsmoe::cli
 
 int main(int argc, char** argv) {
+  using namespace dsmoe::cli;
+  std::string message;
   try {
-    return dsmoe::cli::run(argc, argv);
+    const int status = run(argc, argv);
+    leave_ranks(status);
+    return status;
   } catch (const std::bad_alloc&) {
-    dsmoe::cli::print_error("out of memory; try a smaller model, context or batch");
+    message = "out of memory; try a smaller model, context or batch";
   } catch (const std::filesystem::filesystem_error& error) {
-    dsmoe::cli::print_error(fmt::format("{}: {}; check the path", error.path1().string(), error.code().message()));
+    message = fmt::format("{}: {}; check the path", error.path1().string(), error.code().message());
   } catch (const std::exception& error) {
-    dsmoe::cli::print_error(error.what());
+    message = error.what();
   }
-  return dsmoe::cli::kFailed;
+  end_ranks(message, kFailed);
+  print_error(message);
+  return kFailed;
 }

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <iterator>
 #include <optional>
@@ -11,6 +9,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "core/fail.h"
+#include "io/text_data.h"
 
 namespace dsmoe::cli {
 
@@ -26,6 +25,8 @@ void ModelFlags::add_context(CLI::App& command) { add_flags(command, session, {.
 
 std::shared_ptr<Model> ModelFlags::open() const {
   ModelOptions options = load;
+  if (one_session && !options.cache_tokens) options.cache_tokens = session.context;
+  if (!options.kv_type) options.kv_type = session.kv_type;
   std::optional<Progress> bar;
   options.progress = [&](std::uint64_t done, std::uint64_t total) {
     constexpr std::uint64_t kQuick = std::uint64_t{1} << 30;  // read before anyone wonders
@@ -79,15 +80,7 @@ GenerateOptions SamplingFlags::options(const Model& model) const {
 }
 
 std::string read_text(const std::string& path) {
-  if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
-  if (std::filesystem::is_directory(path)) fail(ErrorCode::kIo, "{} is a folder; give a file", path);
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail(ErrorCode::kIo, "cannot read {}; is the path right?", path);
-  try {
-    return {std::istreambuf_iterator<char>(file), {}};
-  } catch (const std::ios_base::failure& error) {
-    fail(ErrorCode::kIo, "reading {} failed: {}", path, error.code().message());
-  }
+  return path == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : io::read_text(path);
 }
 
 }  // namespace dsmoe::cli

@@ -15,6 +15,7 @@ struct ModelFlags {
   std::string path;
   ModelOptions load;
   SessionOptions session;
+  bool one_session = false;  // of the model, and so it is known how large the KV cache will be
 
   CLI::Option* add(CLI::App& command);  // the model and how it is loaded
   void add_threads(CLI::App& command);

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <optional>
 
 #include "cli/format.h"
 #include "cli/output_files.h"
@@ -37,6 +38,10 @@ fs::path folder_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
+void require_name(const std::string& path) {
+  require(!path.empty(), "-o is empty; give a folder, or a name that ends with .gguf");
+}
+
 // The nearest folder above that is there.
 fs::path existing(const fs::path& folder) {
   fs::path there = fs::absolute(folder).lexically_normal();
@@ -47,7 +52,7 @@ fs::path existing(const fs::path& folder) {
 }  // namespace
 
 void check_output(const std::string& path, bool force) {
-  require(!path.empty(), "-o is empty; give a folder, or a name that ends with .gguf");
+  require_name(path);
   const fs::path folder = folder_of(path);
   if (is_gguf_name(path)) return check_output_files({&path, 1}, force);
   if (const std::vector<std::string> files = model_files(folder); !force && !files.empty())
@@ -83,6 +88,21 @@ void with_progress(const char* label, std::uint64_t bytes, const std::function<v
   Progress progress(label, static_cast<std::int64_t>(bytes >> 20), "MiB");
   work([&](std::uint64_t done, std::uint64_t) { progress.update(static_cast<std::int64_t>(done >> 20)); });
   progress.finish();
+}
+
+Converted write_converted(const char* label, const std::string& in, const std::string& out, bool force,
+                          ConvertOptions options) {
+  require_name(out);
+  std::optional<Progress> progress;
+  options.overwrite = true;  // once begin() has not refused
+  options.begin = [&](std::uint64_t bytes) {
+    prepare_output(out, bytes, force);
+    progress.emplace(label, static_cast<std::int64_t>(bytes >> 20), "MiB");
+  };
+  options.progress = [&](std::uint64_t done, std::uint64_t) { progress->update(static_cast<std::int64_t>(done >> 20)); };
+  Converted done = convert(in, out, options);
+  progress->finish();
+  return done;
 }
 
 }  // namespace dsmoe::cli

@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 
+#include "dsmoe/convert.h"
 #include "dsmoe/model_config.h"
 #include "formats/folder_export.h"
 #include "io/sharded_writer.h"
@@ -37,5 +38,9 @@ std::int64_t parameter_count(const ModelConfig& config);
 
 // Runs `work` with something to report bytes to, behind a progress bar.
 void with_progress(const char* label, std::uint64_t bytes, const std::function<void(const ByteProgress&)>& work);
+
+// convert() behind a progress bar, and by the command line's rule for what is already there.
+Converted write_converted(const char* label, const std::string& in, const std::string& out, bool force,
+                          ConvertOptions options);
 
 }  // namespace dsmoe::cli

@@ -23,7 +23,14 @@ void reserve_standard_files() {
     if (fcntl(fd, F_GETFD) == -1 && errno == EBADF) static_cast<void>(open("/dev/null", kModes[fd]));
 }
 
+namespace {
+bool quiet = false;
+}
+
+void be_quiet() { quiet = true; }
+
 void print(std::string_view text) {
+  if (quiet) return;
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size())
     fail(ErrorCode::kIo, "cannot write to standard output: {}", std::strerror(errno));
 }
@@ -52,10 +59,13 @@ void print_line(std::string_view begin, std::string_view message) {
 
 void print_error(std::string_view message) { print_line("dsmoe: ", message); }
 
-void print_note(std::string_view message) { print_line("", message); }
+void print_note(std::string_view message) {
+  if (!quiet) print_line("", message);
+}
 
 void log_to_stderr() {
   set_log_sink([said = std::set<std::string, std::less<>>()](std::string_view topic, std::string_view line) mutable {
+    if (quiet) return;
     if (topic != kNoteTopic) return put_error(fmt::format("[{}] {}\n", topic, line));
     if (said.emplace(line).second) print_line("note: ", line);  // once, however often a file is read
   });

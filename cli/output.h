@@ -9,7 +9,8 @@ namespace dsmoe::cli {
 // A file that the program opens must not become its standard output because that was closed when it started.
 void reserve_standard_files();
 
-void print(std::string_view text);                     // to standard output; throws Error when it cannot be written
+void be_quiet();                    // for ranks other than the first: only errors are written from here on
+void print(std::string_view text);  // to standard output; throws Error when it cannot be written
 void print_json(const nlohmann::ordered_json& value);  // indented, with a newline
 void flush_output();                                   // throws Error when something printed was lost
 

@@ -1,10 +1,7 @@
 // dsmoe plan: what a model needs, from a preset, a config.json or numbers of experts.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <memory>
-#include <optional>
-#include <string>
 
 #include "cli/commands.h"
 #include "cli/output.h"
@@ -15,55 +12,15 @@ namespace dsmoe::cli {
 
 namespace {
 
-struct PlanFlags {
-  std::string preset;
-  std::string config;
-  std::optional<Index> experts;
-  Index active = 0;
-  std::optional<Index> split;
-  Index shared = 0;
-  Index hidden_size = 0;
-  Index expert_size = 0;
-  Index layers = 0;
-  Index vocab_size = 0;
-  Index context = 0;
+struct PlanFlags : PlanRequest {
   bool json = false;
 };
-
-PlanResult plan_model(const PlanFlags& options) {
-  PlanResult plan;
-  const bool preset = !options.preset.empty();
-  plan.config = preset ? ModelConfig::preset(options.preset) : ModelConfig::load(options.config);
-  plan.title = preset ? options.preset : options.config;
-  plan.context = options.context != 0 ? options.context : plan.config.max_position_embeddings;
-  if (plan.config.moe_layers() == 0) return plan;
-  const Architecture own = architecture_of(plan.config);
-  plan.segmentation = Segmentation::of(own, options.split ? *options.split : Segmentation::coarsest_split(own));
-  return plan;
-}
-
-PlanResult plan_numbers(const PlanFlags& options) {
-  PlanResult plan;
-  const Segmentation layer{*options.experts, options.active, options.split.value_or(1), options.shared,
-                           options.expert_size};
-  const Architecture own = layer.deepseek_moe();  // refuses what cannot be
-  plan.segmentation = layer;
-  plan.title = fmt::format("N = {}, K = {}, m = {}, Ks = {}", layer.experts, layer.active, layer.split, layer.shared);
-  plan.scope = PlanScope::kCounts;
-  if (options.hidden_size == 0) return plan;
-  plan.scope = options.vocab_size != 0 ? PlanScope::kModel : PlanScope::kMoeLayers;
-  plan.config = uniform_model(own, options.hidden_size, std::max<Index>(1, options.layers), options.vocab_size);
-  plan.config.validate();
-  constexpr Index kDefaultContext = 4096;
-  plan.context = options.context != 0 ? options.context : kDefaultContext;
-  return plan;
-}
 
 void run(const PlanFlags& options) {
   if (options.preset.empty() && options.config.empty() && !options.experts)
     throw UsageError("plan needs --preset, --config, or -N and -K");
-  const bool model = !options.preset.empty() || !options.config.empty();
-  const PlanResult plan = model ? plan_model(options) : plan_numbers(options);
+  if (options.ranks > 1 && options.experts && options.vocab_size == 0) throw UsageError("--ranks needs a whole model");
+  const PlanResult plan = make_plan(options);
   options.json ? print_json(plan_json(plan)) : print(plan_text(plan));
 }
 
@@ -75,6 +32,8 @@ void add_plan(CLI::App& program) {
       "Examples:\n"
       "  dsmoe plan --preset deepseek-moe-16b\n"
       "  dsmoe plan --config my-model/config.json --context 32768 --json\n"
+      "  dsmoe plan --preset paper-2b --context 2048 --batch-size 16\n"
+      "  dsmoe plan --preset paper-145b --ranks 64 --expert-parallel 8 --zero 1 --batch-size 512\n"
       "  dsmoe plan -N 16 -K 2 -m 4 -s 1\n"
       "  dsmoe plan -N 16 -K 2 -m 4 -s 1 --hidden-size 1280 --expert-size 3392 --layers 9 --vocab-size 8192");
   const auto o = std::make_shared<PlanFlags>();
@@ -94,6 +53,14 @@ void add_plan(CLI::App& program) {
   auto* layers = size("--layers", o->layers, "Number of layers, all of them MoE");
   auto* vocab = size("--vocab-size", o->vocab_size, "Vocabulary size; adds attention and embeddings");
   size("--context", o->context, "Context length for attention and the KV cache (default: the model's, or 4096)");
+  size("--batch-size", o->batch,
+       "Adds what training on a GPU takes with so many sequences of the context's length in a pass");
+  auto* ranks =
+      size("--ranks", o->ranks, "Adds what training by so many processes takes: memory of each, bytes that it sends");
+  size("--expert-parallel", o->expert_parallel, "With --ranks: spread the routed experts over so many of them")
+      ->needs(ranks);
+  command->add_option("--zero", o->zero, "With --ranks: 1 for ZeRO stage 1")->check(CLI::Range(0, 1))->needs(ranks);
+  command->add_flag("--partial-sums", o->partial_sums, "With --expert-parallel: one sum per rank comes back")->needs(ranks);
   command->add_flag("--json", o->json, "Print as JSON");
   experts->needs(active);
   active->needs(experts);

@@ -9,40 +9,6 @@ namespace dsmoe::cli {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-// Of a whole model or of its MoE layers, whichever the plan is about.
-struct Totals {
-  Index parameters = 0;
-  Index activated = 0;
-  Index forward_flops = 0;
-  Index training_flops = 0;
-};
-
-Totals totals(PlanScope scope, const ModelConfig& config, Index context) {
-  const ParameterCount n = count_parameters(config);
-  if (scope == PlanScope::kMoeLayers) return {n.moe(), n.moe_activated, 2 * n.moe_activated, 6 * n.moe_activated};
-  return {n.total, n.activated, forward_flops(config, context), training_flops(config, context)};
-}
-
-struct Part {
-  const char* key;
-  const char* label;
-  Index parameters;
-  bool moe;
-};
-
-std::vector<Part> parts(const ParameterCount& n) {
-  return {{"embedding", "  embedding", n.embedding, false},
-          {"attention", "  attention", n.attention, false},
-          {"dense_mlp", "  dense layers", n.dense_mlp, false},
-          {"routed_experts", "  routed experts", n.routed_experts, true},
-          {"shared_experts", "  shared experts", n.shared_experts, true},
-          {"router", "  router", n.router, true},
-          {"norm", "  norms", n.norm, false},
-          {"head", "  head", n.head, false}};
-}
-
 std::string percent(Index part, Index whole) {
   return fmt::format("{:.1f}%", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
 }
@@ -67,10 +33,10 @@ std::string describe(const PlanResult& plan) {
 
 std::string parameter_text(const PlanResult& plan) {
   const ParameterCount n = count_parameters(plan.config);
-  const Totals t = totals(plan.scope, plan.config, plan.context);
+  const PlanTotals t = plan_totals(plan.scope, plan.config, plan.context);
   Table table({"Parameters", "", "", ""});
   table.row({"total", thousands(t.parameters), count(t.parameters)});
-  for (const Part& part : parts(n)) {
+  for (const PlanPart& part : plan_parts(n)) {
     if (part.parameters == 0 || (plan.scope == PlanScope::kMoeLayers && !part.moe)) continue;
     table.row({part.label, thousands(part.parameters), count(part.parameters), percent(part.parameters, t.parameters)});
   }
@@ -79,7 +45,7 @@ std::string parameter_text(const PlanResult& plan) {
 }
 
 std::string flops_text(const PlanResult& plan) {
-  const Totals t = totals(plan.scope, plan.config, plan.context);
+  const PlanTotals t = plan_totals(plan.scope, plan.config, plan.context);
   const bool model = plan.scope == PlanScope::kModel;
   Table table({model ? fmt::format("FLOPs per token at context {}", thousands(plan.context)) : "FLOPs per token", "", ""});
   table.row({"forward", thousands(t.forward_flops), flops(t.forward_flops)});
@@ -88,6 +54,15 @@ std::string flops_text(const PlanResult& plan) {
     const double sequence = static_cast<double>(t.training_flops) * static_cast<double>(plan.context);
     table.row({"training, a full sequence", "", human_flops(sequence)});
   }
+  return table.str();
+}
+
+std::string gpu_training_text(const PlanResult& plan) {
+  Table table({"Training on a GPU, " + thousands(plan.batch) + " x " + thousands(plan.context) + " tokens a pass", "about",
+               "with --recompute"});
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    table.row({std::string(to_string(dtype)) + ", AdamW", bytes(gpu_training_peak(plan, dtype, false)),
+               bytes(gpu_training_peak(plan, dtype, true))});
   return table.str();
 }
 
@@ -103,7 +78,30 @@ std::string memory_text(const PlanResult& plan) {
     training.row({std::string(to_string(dtype)) + ", AdamW", bytes(t.weights), bytes(t.master_weights), bytes(t.gradients),
                   bytes(t.moments), bytes(t.total())});
   }
-  return inference.str() + "\n" + training.str() + "  Activations come on top and grow with the batch.\n";
+  const std::string text = inference.str() + "\n" + training.str();
+  if (plan.batch == 0) return text + "  Activations come on top and grow with the batch.\n";
+  return text + "\n" + gpu_training_text(plan);
+}
+
+std::string ranks_text(const PlanResult& plan) {
+  const train::RankLayout& l = plan.layout;
+  std::string title = fmt::format("Training by {} ranks", thousands(l.ranks));
+  if (l.expert_parallel > 1) title += fmt::format(", experts over {}", thousands(l.expert_parallel));
+  if (l.zero) title += ", ZeRO 1";
+  Table memory({title, "weights", "master", "gradients", "moments", "total"});
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const TrainingMemory m = train::rank_memory(plan.config, dtype, l);
+    memory.row({std::string(to_string(dtype)) + ", memory of a rank", bytes(m.weights), bytes(m.master_weights),
+                bytes(m.gradients), bytes(m.moments), bytes(m.total())});
+  }
+  if (plan.batch == 0) return memory.str() + "  With --batch-size: what a rank sends in a step.\n";
+  Table traffic({"Sent by a rank in a step of " + thousands(plan.batch) + " x " + thousands(plan.context) + " tokens",
+                 "gradients", "tokens", "total"});
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const train::RankTraffic t = train::rank_traffic(plan.config, dtype, l, plan.batch * plan.context);
+    traffic.row({to_string(dtype), human_bytes(t.gradients), human_bytes(t.tokens), human_bytes(t.total())});
+  }
+  return memory.str() + "\n" + traffic.str() + "  With tokens that choose experts at random.\n";
 }
 
 std::string architecture_text(const PlanResult& plan) {
@@ -128,7 +126,7 @@ std::string architecture_text(const PlanResult& plan) {
   });
   if (plan.scope != PlanScope::kCounts) {
     const auto with = [&](const ArchitecturePlan& p) {
-      return totals(plan.scope, with_architecture(plan.config, p.architecture), plan.context);
+      return plan_totals(plan.scope, with_architecture(plan.config, p.architecture), plan.context);
     };
     row("parameters", [&](const ArchitecturePlan& p) { return thousands(with(p).parameters); });
     row("activated", [&](const ArchitecturePlan& p) { return thousands(with(p).activated); });
@@ -136,25 +134,6 @@ std::string architecture_text(const PlanResult& plan) {
     long_counts += "  Experts and their work are equal; only the router has more or fewer rows.\n";
   }
   return table.str() + long_counts;
-}
-
-Json memory_json(const PlanResult& plan) {
-  const InferenceMemory m = inference_memory(plan.config, plan.context);
-  Json training;
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const TrainingMemory t = training_memory(plan.config, dtype);
-    training[to_string(dtype)] = {{"weights", t.weights},
-                                  {"master_weights", t.master_weights},
-                                  {"gradients", t.gradients},
-                                  {"moments", t.moments},
-                                  {"total", t.total()}};
-  }
-  return {
-      {"inference",
-       {{"weights", {{"f32", m.weights_f32}, {"bf16", m.weights_bf16}, {"q8_0", m.weights_q8_0}, {"q4_0", m.weights_q4_0}}},
-        {"kv_cache_per_token", m.kv_per_token},
-        {"kv_cache", m.kv_context}}},
-      {"training", training}};
 }
 
 }  // namespace
@@ -165,43 +144,9 @@ std::string plan_text(const PlanResult& plan) {
   if (plan.scope != PlanScope::kCounts) section(parameter_text(plan));
   if (plan.scope != PlanScope::kCounts) section(flops_text(plan));
   if (plan.scope == PlanScope::kModel) section(memory_text(plan));
+  if (plan.scope == PlanScope::kModel && plan.layout.ranks > 1) section(ranks_text(plan));
   if (plan.segmentation) section(architecture_text(plan));
   return text;
-}
-
-Json plan_json(const PlanResult& plan) {
-  constexpr const char* kScopes[] = {"counts", "moe_layers", "model"};
-  Json out = {{"model", plan.title}, {"scope", kScopes[static_cast<int>(plan.scope)]}};
-  const auto add_totals = [&](Json& object, const ModelConfig& config) {
-    const Totals t = totals(plan.scope, config, plan.context);
-    object["parameters"] = t.parameters;
-    object["activated_parameters"] = t.activated;
-    object["flops_per_token"] = t.forward_flops;
-    object["training_flops_per_token"] = t.training_flops;
-  };
-  if (plan.scope != PlanScope::kCounts) add_totals(out, plan.config);
-  if (plan.scope == PlanScope::kModel) {
-    const ParameterCount n = count_parameters(plan.config);
-    out["tensors"] = n.tensors;
-    for (const Part& part : parts(n)) out["parameters_by_part"][part.key] = part.parameters;
-    out["context"] = plan.context;
-    out["memory"] = memory_json(plan);
-  }
-  out["combinations"] = nullptr;
-  out["architectures"] = Json::array();
-  if (!plan.segmentation) return out;
-  for (const ArchitecturePlan& p : compare_architectures(*plan.segmentation)) {
-    Json entry = {{"name", p.label},
-                  {"routed", p.architecture.routed},
-                  {"active", p.architecture.active},
-                  {"shared", p.architecture.shared},
-                  {"width", p.architecture.width > 0 ? Json(p.architecture.width) : Json(nullptr)},
-                  {"combinations", p.combinations}};
-    if (plan.scope != PlanScope::kCounts) add_totals(entry, with_architecture(plan.config, p.architecture));
-    out["architectures"].push_back(entry);
-    out["combinations"] = p.combinations;  // the last is the model's own
-  }
-  return out;
 }
 
 }  // namespace dsmoe::cli

@@ -20,8 +20,13 @@ constexpr int kMostBar = 30;
 constexpr int kLeastBar = 10;
 
 // The work goes on when nobody can see how far it is; fmt::print would throw.
-void put(std::FILE* file, const std::string& text) { static_cast<void>(std::fwrite(text.data(), 1, text.size(), file)); }
+bool silent = false;
+void put(std::FILE* file, const std::string& text) {
+  if (file != nullptr && !silent) static_cast<void>(std::fwrite(text.data(), 1, text.size(), file));
+}
 }  // namespace
+
+void ProgressOutput::silence() { silent = true; }
 
 ProgressOutput ProgressOutput::standard() {
   ProgressOutput out;
@@ -29,6 +34,12 @@ ProgressOutput ProgressOutput::standard() {
   winsize size{};
   if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) out.columns = size.ws_col;
   out.seconds = [] { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); };
+  return out;
+}
+
+ProgressOutput ProgressOutput::unless(bool quiet) {
+  ProgressOutput out = standard();
+  if (quiet) out.file = nullptr;
   return out;
 }
 
@@ -43,7 +54,7 @@ Progress::Progress(std::string label, std::int64_t total, std::string unit, std:
       drawn_(began_) {}
 
 Progress::~Progress() {
-  if (line_open_) std::fputc('\n', output_.file);
+  if (line_open_) put(output_.file, "\n");
 }
 
 void Progress::update(std::int64_t done, std::string_view note) {
@@ -62,7 +73,7 @@ void Progress::finish() {
   if (finished_) return;
   finished_ = true;
   draw(output_.seconds());
-  if (line_open_) std::fputc('\n', output_.file);
+  if (line_open_) put(output_.file, "\n");
   line_open_ = false;
 }
 
@@ -104,7 +115,7 @@ void Progress::draw(double now) {
     put(output_.file, fmt::format("\r{}\x1b[K", line));
     line_open_ = true;
   }
-  std::fflush(output_.file);
+  if (output_.file != nullptr) std::fflush(output_.file);
 }
 
 }  // namespace dsmoe::cli

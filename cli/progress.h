@@ -11,12 +11,14 @@
 namespace dsmoe::cli {
 
 struct ProgressOutput {
-  std::FILE* file = stderr;
+  std::FILE* file = stderr;  // null: nothing is shown
   bool terminal = false;
   int columns = 80;
   std::function<double()> seconds;  // a clock that does not jump
 
-  static ProgressOutput standard();  // standard error as it is
+  static ProgressOutput standard();          // standard error as it is
+  static ProgressOutput unless(bool quiet);  // standard(), or nothing at all
+  static void silence();                     // nothing from here on, in this process
 };
 
 class Progress {

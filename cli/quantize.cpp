@@ -1,8 +1,6 @@
 // dsmoe quantize: a model with smaller numbers, as a GGUF file, tensor by tensor.
 #include <fmt/format.h>
 
-#include <filesystem>
-#include <map>
 #include <memory>
 
 #include "cli/commands.h"
@@ -10,10 +8,7 @@
 #include "cli/model_output.h"
 #include "cli/output.h"
 #include "cli/output_files.h"
-#include "core/fail.h"
-#include "formats/gguf_config.h"
-#include "formats/gguf_export.h"
-#include "formats/model_source.h"
+#include "dsmoe/convert.h"
 
 namespace dsmoe::cli {
 
@@ -25,50 +20,26 @@ struct QuantizeFlags {
   bool force = false, json = false;
 };
 
-// How many bytes are stored as what: a mixture, and rows that the type's blocks do not fit, make several.
-std::map<std::string, std::uint64_t> bytes_by_dtype(const ModelConfig& config, const GgufFileType& type) {
-  std::map<std::string, std::uint64_t> bytes;
-  for (const GgufTensor& t : gguf_layout(config, parameter_list(config))) {
-    const DType dtype = gguf_dtype(type, config, t);
-    bytes[to_string(dtype)] += row_bytes(dtype, t.shape.numel());
-  }
-  return bytes;
-}
-
 void run(const QuantizeFlags& o) {
-  if (!std::filesystem::exists(o.in)) fail(ErrorCode::kIo, "there is no model {}; give a folder or a .gguf file", o.in);
   if (!is_gguf_name(o.out)) throw UsageError("-o takes a name that ends with .gguf");
-  const GgufFileType& type = gguf_file_type(o.type);
-  const std::unique_ptr<const ModelSource> source = ModelSource::open(o.in);
-  const ModelSource& model = *source;
-  model.check_tensors();
-  check_gguf_carries(model.config());
-  io::GgufMetadata metadata = model.export_metadata(std::filesystem::path(o.in).lexically_normal().stem().string());
-  const std::uint64_t bytes = gguf_bytes(model.config(), type);
-  prepare_output(o.out, bytes, o.force);
-  Context ctx(o.threads);
-  with_progress("quantize", bytes,
-                [&](const ByteProgress& progress) { write_gguf(ctx, o.out, model, std::move(metadata), type, progress); });
-
-  const std::int64_t parameters = parameter_count(model.config());
-  const double bits = 8 * static_cast<double>(bytes) / static_cast<double>(parameters);
-  const std::map<std::string, std::uint64_t> parts = bytes_by_dtype(model.config(), type);
+  const Converted done = write_converted("quantize", o.in, o.out, o.force, {.type = o.type, .threads = o.threads});
+  const double bits = 8 * static_cast<double>(done.bytes) / static_cast<double>(done.parameters);
   if (o.json) {
     print_json({{"in", o.in},
                 {"out", o.out},
-                {"parameters", parameters},
-                {"bytes", bytes},
+                {"parameters", done.parameters},
+                {"bytes", done.bytes},
                 {"bits_per_parameter", bits},
-                {"type", type.name},
-                {"bytes_by_dtype", parts}});
+                {"type", done.type},
+                {"bytes_by_dtype", done.bytes_by_dtype}});
     return;
   }
   std::string list;
-  for (const auto& [name, n] : parts)
+  for (const auto& [name, n] : done.bytes_by_dtype)
     list += fmt::format("{}{} {:.1f}%", list.empty() ? "" : ", ", name,
-                        100 * static_cast<double>(n) / static_cast<double>(bytes));
-  print(fmt::format("{}: {} parameters in {}, {}, {:.2f} bits each ({})\n", o.out, thousands(parameters), type.name,
-                    human_bytes(static_cast<double>(bytes)), bits, list));
+                        100 * static_cast<double>(n) / static_cast<double>(done.bytes));
+  print(fmt::format("{}: {} parameters in {}, {}, {:.2f} bits each ({})\n", o.out, thousands(done.parameters), done.type,
+                    human_bytes(static_cast<double>(done.bytes)), bits, list));
 }
 
 }  // namespace

@@ -42,7 +42,10 @@ std::string model_name(const ServeFlags& o) {
 
 void run(const ServeFlags& o) {
   const std::string key = api_key(o.serve.api_key_file);
-  const std::shared_ptr<Model> model = o.model.open();
+  ModelFlags flags = o.model;
+  flags.load.cache_tokens = o.engine.cache_tokens > 0 ? o.engine.cache_tokens : o.engine.context;
+  flags.load.kv_type = o.engine.kv_type;
+  const std::shared_ptr<Model> model = flags.open();
   serve::Server server({.name = model_name(o),
                         .transformer = model->impl().transformer.get(),
                         .tokenizer = model->tokenizer(),
@@ -52,7 +55,7 @@ void run(const ServeFlags& o) {
   note_long_context(model->config(), server.context());
   const std::string host = o.serve.host.find(':') == std::string::npos ? o.serve.host : "[" + o.serve.host + "]";
   print_note(fmt::format("context {} tokens, KV cache {} tokens", server.context(), server.cache_tokens()));
-  print(fmt::format("listening at http://{}:{}\n", host, server.port()));
+  print(fmt::format("listening at {}://{}:{}\n", o.serve.ssl_cert_file.empty() ? "http" : "https", host, server.port()));
   flush_output();
   server.run(/*signals=*/true, [heard = 0](int) mutable {
     print_note(++heard == 1 ? "finishing what runs; once more to stop at once" : "stopping");
@@ -70,6 +73,7 @@ void add_serve(CLI::App& program) {
   add_flags(*command, o.engine);
   command->footer(
       "Answers do not depend on what else is running: with a seed, one can be repeated under any load.\n"
+      "In a browser the address is a chat that shows the experts at work (--no-page turns it off).\n"
       "SIGTERM or ctrl-C finishes what runs and refuses what is new.\n"
       "Example:\n"
       "  dsmoe serve -m MODEL --port 8080\n"

@@ -13,6 +13,7 @@
 #include "cli/option_flags.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "cli/ranks.h"
 #include "cli/table.h"
 #include "core/device.h"
 #include "dsmoe/trainer.h"
@@ -145,6 +146,7 @@ void run(const TrainFlags& flags) {
     throw UsageError("give only one of -m, --preset and --config");
   for (const auto& [name, flag] : flags.train)
     if (flag->count() > 0) setup.given.insert(name);
+  join_ranks();
   train::TrainingRun run = open_run(setup);
   const train::TrainOptions& options = run.options();
   if (run.resumed_from())
@@ -184,7 +186,7 @@ void add_options(CLI::App& command, TrainFlags& flags) {
   });
   take(add_flags(command, s.train, {.only = rest}));
   add_flags(command, s.balance);
-  add_flags(command, s, {.only = {"device", "threads"}});
+  add_flags(command, s, {.only = {"device", "threads", "expert-parallel", "zero", "partial-sums"}});
   command.add_flag("--json", flags.json, "Print the summary as JSON");
 }
 
@@ -199,6 +201,7 @@ void add_train(CLI::App& program) {
       "  dsmoe train -o run                                   tiny preset, built-in corpus\n"
       "  dsmoe train --resume -o run --steps 2000             resume it and train longer\n"
       "  dsmoe train -m MODEL --data chats.jsonl -o tuned --lora-rank 8\n"
+      "  mpirun -n 8 dsmoe train -o run --expert-parallel 4 --zero 1    by 8 processes (docs/howto/train-on-many.md)\n"
       "ctrl-C (or SIGTERM, SIGHUP) finishes the current step and saves a checkpoint; a second one quits at once.\n"
       "OUT is a model folder: dsmoe generate -m OUT.");
   command->callback([flags] { run(*flags); });

@@ -11,7 +11,8 @@ if(DSMOE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # What ccache must overlook to store objects that are compiled with a precompiled header; and the folder whose paths it takes
   # as relative, so that one build (cuda) has from another (release) what they have in common.
   set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${DSMOE_CCACHE})
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${DSMOE_CCACHE})
+  # Depend mode: see tests/cuda/compile_cache_test.cmake for what the preprocessor's text does not show.
+  set(CMAKE_CUDA_COMPILER_LAUNCHER env CCACHE_DEPEND=1 CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${DSMOE_CCACHE})
 endif()
 
 find_package(Threads REQUIRED)
@@ -38,17 +39,21 @@ if(DSMOE_SANITIZE)
   endif()
 endif()
 
-# dsmoe_quick_compile(TARGET): for code that nobody waits for when it runs, the commands and the tests. Compiling it takes
-# half the time or less; what it calls in the library is optimised all the same.
+# dsmoe_quick_compile(TARGET [LEVEL]): for code that nobody waits for when it runs, the commands (-O1) and the tests (-O0).
+# Compiling it takes half the time or less; what it calls in the library is optimised all the same. With sanitizers always -O0.
 function(dsmoe_quick_compile target)
+  set(level ${ARGV1})
+  if(NOT level)
+    set(level -O1)
+  endif()
   if(DSMOE_SANITIZE)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
   else()
-    target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-O1>)
+    target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:${level}>)
   endif()
 endfunction()
 
-# dsmoe_alone(a.cpp ...): files that CMAKE_UNITY_BUILD, with which the presets compile a folder's files eight at a time, leaves
+# dsmoe_alone(a.cpp ...): files that CMAKE_UNITY_BUILD, with which the presets compile a folder's files sixteen at a time, leaves
 # to themselves: they have names in common with others of their folder.
 function(dsmoe_alone)
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)

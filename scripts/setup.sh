@@ -4,12 +4,13 @@
 
 readonly BUILD_PACKAGES=(
   g++ cmake ninja-build ccache pkg-config                              # the build
-  libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libedit-dev libboost-dev  # the library and the program
+  libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev libedit-dev libboost-dev libssl-dev  # the library and the program
   libgtest-dev libgmock-dev                                            # the tests
 )
 TEST_PACKAGES=(
   clang libclang-rt-dev lld clang-format  # the sanitizers and libFuzzer; the check of the format
-  python3-venv                            # the step peers
+  python3-venv python3-dev                # the step peers; the headers are for the Python package
+  libopenmpi-dev openmpi-bin              # the step multi
 )
 # The reports in a browser. Ubuntu's is a snap, which needs more than a package; there the test is skipped.
 grep -qs '^ID=debian' /etc/os-release && TEST_PACKAGES+=(chromium)

@@ -16,12 +16,17 @@ struct ChatMessage {
   // is text like the content.
   std::string role;
   std::string content;
+  // For templates that know tools, as Hugging Face has them: JSON texts, "" for none.
+  std::string tool_calls = {};  // an array of {"id", "type", "function": {"name", "arguments"}}
+  std::string tool_call_id = {}, name = {};
+  bool no_content = false;  // none instead of an empty text
 };
 
 struct ChatOptions {
   std::string bos_token;
   std::string eos_token;
   bool add_generation_prompt = true;  // end where the assistant's answer begins
+  std::string tools = {};             // a JSON array of {"type": "function", "function": {...}}; "": none
 };
 
 // A conversation as a template writes it. Parts that come from messages are text, whatever they hold: only the template

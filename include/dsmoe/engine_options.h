@@ -14,7 +14,7 @@ struct EngineOptions {
   Index cache_tokens = 0;
   std::optional<KvType> kv_type;
   Index parallel = 64;
-  Index step_tokens = 512;
+  Index step_tokens = 0;
   Index queue = 1024;
   bool no_prefix_cache = false;
   double request_seconds = 0;
@@ -34,8 +34,10 @@ struct EngineOptions {
                        at_least(0)});
     v(o.kv_type, kKvTypeOption);
     v(o.parallel, {"parallel", "Requests that run at the same time; others wait", at_least(1)});
-    v(o.step_tokens,
-      {"step-tokens", "Tokens per forward pass: one of each request that generates, the rest from prompts", at_least(1)});
+    v(o.step_tokens, {"step-tokens",
+                      "Tokens per forward pass: one of each request that generates, the rest from prompts (0: 512 on a "
+                      "CPU, 2048 on a GPU)",
+                      at_least(0)});
     v(o.queue, {"queue", "Requests that may wait; more are refused", at_least(0)});
     v(o.no_prefix_cache, {"no-prefix-cache", "Compute every prompt from its first token"});
     v(o.request_seconds, {"request-seconds", "End a request after this time (0: never)", at_least(0)});

@@ -10,7 +10,9 @@
 
 #include "dsmoe/kv_type.h"
 #include "dsmoe/model.h"
+#include "dsmoe/moe.h"
 #include "dsmoe/options.h"
+#include "dsmoe/routing_overrides.h"
 #include "dsmoe/tensor.h"
 
 namespace dsmoe {
@@ -35,6 +37,7 @@ struct EvaluateOptions {
   bool parse_special = false;
   std::optional<KvType> kv_type;
   int threads = 0;
+  std::optional<RoutingOverrides> overrides;  // how experts are chosen, where not as the model says
 
   void validate() const;
 
@@ -58,6 +61,8 @@ struct EvaluateOptions {
 struct EvaluateHooks {
   std::function<void(Index tokens, const Evaluation& so_far)> progress;  // after each sequence
   std::function<void(const Tensor& logits)> logits;  // f32 [n, V] of consecutive tokens, sequence after sequence
+  // The experts that each MoE layer chose for consecutive tokens, before the logits of these tokens. On the model's device.
+  std::function<void(Index layer, const Routing& routing)> routing;
 };
 
 // options.data as sequences: lines of an .ids file as they are; a text, or the texts of a .jsonl file, in windows of the

@@ -8,6 +8,7 @@
 
 #include "dsmoe/kv_type.h"
 #include "dsmoe/options.h"
+#include "dsmoe/routing_overrides.h"
 #include "dsmoe/tensor.h"
 
 namespace dsmoe {
@@ -69,6 +70,8 @@ struct GenerateOptions {
   // The text keeps to a grammar in GBNF, or is JSON that is valid under a schema; "" for none, and at most one of them.
   // Needs a tokenizer, and the model on the CPU. docs/howto/structured-output.md has the notation and the keywords.
   std::string grammar, json_schema;
+  // How experts are chosen, where not as the model says. A session's KV cache keeps what was computed so.
+  std::optional<RoutingOverrides> overrides;
 
   void validate() const;  // the sampler's options too
 
@@ -86,6 +89,7 @@ enum class Finish {
   kEos,      // the model ended the text
   kStopped,  // a stop string was generated, or the callback returned false
   kContext,  // the context is full
+  kTimeout,  // the time limit is over; of an engine's and a batch's requests alone
 };
 const char* to_string(Finish finish);
 

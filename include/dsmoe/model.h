@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "dsmoe/generation_config.h"
+#include "dsmoe/kv_type.h"
 #include "dsmoe/model_config.h"
 #include "dsmoe/options.h"
 #include "dsmoe/storage.h"
@@ -26,7 +27,15 @@ struct ModelOptions {
   std::optional<Device> device;
   std::optional<DType> dtype;
   Storage storage = Storage::kAuto;
-  std::function<void(std::uint64_t done, std::uint64_t total)> progress;  // bytes read into memory
+  // What a GPU must have room for besides the weights, for the check before anything is loaded: tokens of all sequences in
+  // the KV cache (0: as many as the model was trained for), and their type. Unset: the weights alone.
+  std::optional<Index> cache_tokens;
+  std::optional<KvType> kv_type;
+  // Under mpirun: the routed experts are spread over the ranks, each of which reads those it has. All ranks must then make
+  // the same calls with the same tokens; the results have the bits of one process. CPU only. A rank on which a call throws
+  // must end the job (MPI_Abort): the others wait for it.
+  bool spread_experts = false;
+  std::function<void(std::uint64_t done, std::uint64_t total)> progress;  // bytes read into memory, or copied to a GPU
 
   template <class Self, class Visitor>
   static void visit(Self& o, Visitor&& v) {

@@ -1,5 +1,6 @@
-// What one DeepSeekMoE language model is: the fields of a Hugging Face config.json with model_type "deepseek",
-// named as there, with the defaults of the reference's configuration class (which are not the released 16B model's).
+// What one MoE language model is: the fields of a Hugging Face config.json with model_type "deepseek", named as there, with
+// the defaults of the reference's configuration class (which are not the released 16B model's); and those that other
+// families add. Their other spellings and defaults are known to src/model/families.
 #pragma once
 
 #include <filesystem>
@@ -60,6 +61,13 @@ struct ModelConfig {
   std::optional<Index> n_group, topk_group;
   double routed_scaling_factor = 1.0;  // of the chosen experts' weights, after norm_topk_prob
 
+  // Of other families; what they mean is said there (src/model/families).
+  bool use_qk_norm = false;                              // queries and keys are normed
+  double partial_rotary_factor = 1.0;                    // part of a head that rotary positions turn
+  std::optional<Index> rotary_dim;                       // the same as a number; wins over the factor
+  std::optional<Index> shared_expert_intermediate_size;  // width of all shared experts together
+  Index num_nextn_predict_layers = 0;                    // layers behind the last, for predicting further tokens; not read
+
   // Ours, for training: written to the file when set.
   double device_aux_loss_alpha = 0;  // the paper's device-level loss
   Index aux_loss_devices = 1;        // number of equal groups of experts for it
@@ -73,10 +81,19 @@ struct ModelConfig {
   static ModelConfig preset(std::string_view name);            // throws with the list of names when unknown
   static const std::vector<std::string>& preset_names();
 
+  // A copy with other values of some fields: {"num_hidden_layers=8", "scoring_func=sigmoid"}. Values are as in config.json,
+  // strings without quotes. They are set all at once, so that sizes which depend on each other can be changed together.
+  ModelConfig with(const std::vector<std::string>& assignments) const;
+
   std::string to_json() const;  // indented, ends with a newline
   void validate() const;        // throws Error naming the field and why
 
   Index head_dim() const { return explicit_head_dim ? *explicit_head_dim : hidden_size / num_attention_heads; }
+  // Numbers of a head that rotary positions turn.
+  Index rotary_width() const {
+    if (rotary_dim || partial_rotary_factor == 1) return rotary_dim.value_or(head_dim());
+    return static_cast<Index>(static_cast<double>(head_dim()) * partial_rotary_factor);
+  }
   Index kv_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
   Index shared_experts() const { return n_shared_experts.value_or(0); }
   Index routed_experts() const { return n_routed_experts.value_or(0); }

@@ -81,11 +81,17 @@ struct MoeForward {
 BalanceLosses fetch_losses(Context& ctx, const MoeForward& forward);  // on a GPU: waits
 
 struct RoutingOverrides;
+namespace parallel {
+class Comm;
+}
 
 struct MoeForwardOptions {
   bool training = false;      // compute balance losses and keep what backward needs
   Index sequence_length = 0;  // for x [T, D] that holds several sequences; 0: one sequence. Known for x [B, S, D].
   const RoutingOverrides* overrides = nullptr;  // routing_overrides.h; refused in training
+  // In training: ranks that have the other tokens of this batch, for the library's own use. Losses are then these tokens'
+  // part of those of the whole batch.
+  parallel::Comm* others = nullptr;
 };
 
 struct MoeBackwardOptions {

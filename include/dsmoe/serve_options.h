@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "dsmoe/options.h"
 #include "dsmoe/tensor.h"
@@ -14,6 +15,10 @@ struct ServeOptions {
   std::string alias;
   std::string api_key_file;
   std::string cors_origin;
+  std::vector<std::string> allowed_hosts;
+  bool no_page = false;
+  std::string ssl_cert_file;
+  std::string ssl_key_file;
   Index body_bytes = 16 << 20;
   Index connections = 10'000;
   double idle_seconds = 75;
@@ -31,6 +36,13 @@ struct ServeOptions {
                        "File whose first line is the API key that clients must send (default: the "
                        "environment variable DSMOE_API_KEY; without either, none)"});
     v(o.cors_origin, {"cors-origin", "Origin of web pages elsewhere that may use the API (*: any; default: none)"});
+    v(o.allowed_hosts,
+      {"allowed-host",
+       "Name of this server that clients may use in the Host header, beside addresses and localhost; repeatable "
+       "(*: any; default: any if host is not a loopback address)"});
+    v(o.no_page, {"no-page", "Do not serve the chat page at /"});
+    v(o.ssl_cert_file, {"ssl-cert-file", "File with the certificate (and its chain) in PEM: speak HTTPS instead of HTTP"});
+    v(o.ssl_key_file, {"ssl-key-file", "File with the certificate's private key in PEM, without a passphrase"});
     v(o.body_bytes, {"body-bytes", "Largest body of a request", at_least(1024)});
     v(o.connections, {"connections", "Open connections at most; more are closed at once", at_least(1)});
     v(o.idle_seconds, {"idle-seconds", "Close a connection that sends no request for so long", over(0)});

@@ -43,8 +43,8 @@ class Session {
   // Processes the prompt after what is in the KV cache, then generates. Prompt and generated tokens stay in the cache.
   Generated generate(std::span<const std::int32_t> prompt, const GenerateOptions& options = {},
                      const OnPiece& on_piece = {});
-  // The prompt is encoded by the model's tokenizer, with the bos token if it adds one, never with eos. Names of special
-  // tokens in it become these tokens.
+  // The prompt is encoded by the model's tokenizer: at the beginning with the bos token if it adds one, never with eos.
+  // Names of special tokens in it become these tokens.
   Generated generate(std::string_view prompt, const GenerateOptions& options = {}, const OnPiece& on_piece = {});
 
   // The assistant's answer to a whole conversation. Only the part that is not in the KV cache yet is processed. Names of

@@ -29,6 +29,7 @@ struct TokenizerParts {
   std::vector<std::string> merges;       // "left right", the most important first
   std::vector<AddedToken> added_tokens;  // their ids may lie in vocab (with the same text or "") or beyond it
   std::string pre_tokenizer;             // as in tokenizer.json; see pre_tokenizer_json()
+  bool nfc = false;                      // texts are brought into Unicode's form NFC first
   bool ignore_merges = false;            // a piece that is a token as a whole becomes that token
   std::string bos_token, eos_token, pad_token, unk_token;  // "" for none
   bool add_bos = false;
@@ -37,7 +38,8 @@ struct TokenizerParts {
 };
 
 // The "pre_tokenizer" value of tokenizer.json for a pipeline known by name: "deepseek-llm", "deepseek-coder",
-// "deepseek-v3", "gpt-2", "gigachat", "llama-bpe" (the names that GGUF files use).
+// "deepseek-v3", "llama-bpe", "glm4", "qwen2", "hunyuan", "minimax-m2", "gpt-4o", "gpt-2", "olmo", "gigachat" (the names
+// that GGUF files use).
 std::string pre_tokenizer_json(std::string_view name);
 // The reverse, for the "pre_tokenizer" value of any tokenizer.json: the name of a pipeline that does the same; "" when
 // there is none among the known ones.

@@ -32,6 +32,11 @@ struct RunSetup {
   std::string tokenizer;
   std::optional<Device> device;
   int threads = 0;
+  // How the ranks that mpirun or srun started share the work; a checkpoint does not know it. A rank on which a call throws
+  // must end the job (MPI_Abort): the others wait for it.
+  Index expert_parallel = 1;
+  Index zero = 0;
+  bool partial_sums = false;
   TrainOptions train;
   BalanceOptions balance;
   // Names of options in `train` that count as given although they have their default value. Other options with the default
@@ -50,6 +55,14 @@ struct RunSetup {
     v(o.tokenizer, {"tokenizer", "Folder with tokenizer.json (default: the model's, or one learned from the data)"});
     v(o.device, {"device", "Where the model is trained (auto: a GPU if there is one and the run fits it)"});
     v(o.threads, {"threads", "CPU threads (0: one per core)", at_least(0)});
+    v(o.expert_parallel,
+      {"expert-parallel", "With mpirun: spread the routed experts over groups of this many ranks (1: every rank has all)",
+       at_least(1)});
+    v(o.zero, {"zero", "With mpirun: 1 shares out moments and master weights among the ranks (ZeRO stage 1)",
+               at_least(0).at_most(1)});
+    v(o.partial_sums,
+      {"partial-sums",
+       "With expert-parallel: one sum per rank comes back instead of one row per expert; fewer bytes, other roundings"});
   }
 };
 
@@ -92,10 +105,11 @@ struct StepRecord {
 };
 
 struct RunHooks {
-  std::function<bool()> stop;                                            // checked after each step; true stops the run
+  std::function<bool()> stop;                                            // checked after step(); true stops the run
   std::function<void(const StepRecord&)> step;                           // called after each step
   std::function<void(const std::filesystem::path& folder)> extra_files;  // adds files to a checkpoint
   std::function<void(std::string_view line)> note;                       // for the user: checkpoints that were removed
+  bool save_best = true;  // a checkpoint of every evaluation that is the best so far
 };
 
 struct RunResult {

@@ -2,32 +2,21 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "api/model_impl.h"
 #include "core/options.h"
 #include "infer/evaluate.h"
 #include "io/text_data.h"
+#include "parallel/mesh.h"
+#include "parallel/same.h"
 #include "study/labelled_data.h"
+#include "train/hash.h"
 
 namespace dsmoe {
 
 void EvaluateOptions::validate() const { validate_options(*this); }
 
 namespace {
-
-// The whole of a file.
-std::string read_text(const std::string& path) {
-  if (std::filesystem::is_directory(path)) fail(ErrorCode::kIo, "{} is a folder; give a file", path);
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail(ErrorCode::kIo, "cannot read {}; is the path right?", path);
-  try {
-    return {std::istreambuf_iterator<char>(file), {}};
-  } catch (const std::ios_base::failure& error) {
-    fail(ErrorCode::kIo, "reading {} failed: {}", path, error.code().message());
-  }
-}
 
 // Windows of `context` tokens that do not overlap, each beginning with what the tokenizer begins every text with. Only the
 // text is predicted: no window has the eos that some tokenizers put behind a text.
@@ -83,7 +72,7 @@ TokenSequences read_all(const Model& model, const EvaluateOptions& o, Index cont
     io::JsonlReader reader(o.data, o.field);
     for (std::string text; reader.next(text);) windows.add(text, sequences);
   } else {
-    const std::string text = read_text(o.data);
+    const std::string text = io::read_text(o.data);
     if (const std::size_t at = text.find('\0'); at != std::string::npos)
       fail(ErrorCode::kFormat, "{}: not a text file (byte {} is zero); give text, .jsonl or .ids", o.data, at + 1);
     windows.add(text, sequences);
@@ -112,10 +101,17 @@ Evaluation evaluate(const Model& model, std::span<const std::vector<std::int32_t
   if (!hooks.logits && longest <= std::max<Index>(o.score_from, 1))
     fail(ErrorCode::kInvalidArgument, "no token is scored: the longest sequence has {} tokens, and score-from is {}",
          longest, o.score_from);
+  if (const auto& mesh = model.impl().mesh) {
+    train::Hash hash;
+    for (const std::vector<std::int32_t>& s : sequences) hash.add(std::as_bytes(std::span(s)));
+    parallel::require_same(*mesh->world, {{"data with the fingerprint", hash.hex()}}, parallel::kSameFiles);
+  }
   Context ctx(o.threads, backend_for(model.device()));
   const Transformer& transformer = *model.impl().transformer;
   Evaluator evaluator(ctx, transformer, transformer.kv_dtype(o.kv_type));
   evaluator.set_first(o.score_from);
+  if (hooks.routing) evaluator.set_probe(hooks.routing);
+  if (o.overrides) evaluator.set_overrides(*o.overrides);
   Index tokens = 0;
   for (const std::vector<std::int32_t>& s : sequences) {
     evaluator.add(s, hooks.logits);

@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+
 #include "api/model_impl.h"
 #include "core/device.h"
 #include "core/fail.h"
@@ -5,7 +9,13 @@
 #include "formats/model_source.h"
 #include "io/sharded_writer.h"
 #include "model/families/family.h"
+#include "model/fit.h"
+#include "parallel/mesh.h"
+#include "parallel/same.h"
+#include "parallel/world.h"
 #include "train/checkpoints.h"
+#include "train/hash.h"
+#include "train/origin.h"
 
 namespace dsmoe {
 
@@ -38,23 +48,84 @@ DType gpu_dtype(const ModelSource& source, const ModelOptions& options) {
   return options.dtype.value_or(source.stored_dtype() == DType::kF32 ? DType::kF32 : DType::kBF16);
 }
 
-// Without a wish: the GPU, if it computes with the weights as they are stored and they fit it.
-Device device_for(const ModelSource& source, const ModelOptions& options) {
+FitRequest fit_request(const ModelSource& source, const ModelOptions& options) {
   const DType dtype = gpu_dtype(source, options);
   const bool quantized = stays_quantized(source, options);
-  const auto needed = [&] { return quantized ? source.stored_bytes() : weight_bytes(source.config(), dtype); };
-  if (!options.device) {
-    const bool as_stored = quantized || source.stored_dtype() == dtype || options.dtype.has_value();
-    return device::available() && as_stored && needed() < device::memory().free / 10 * 9 ? Device::kCuda : Device::kCpu;
+  FitRequest r{.weights = quantized ? source.stored_bytes() : weight_bytes(source.config(), dtype),
+               .dtype = quantized ? source.stored_dtype() : dtype};
+  if (options.cache_tokens)
+    r.context = *options.cache_tokens > 0 ? *options.cache_tokens : source.config().max_position_embeddings;
+  r.cache = options.kv_type ? dtype_of(*options.kv_type) : dtype;
+  return r;
+}
+
+// Without a wish: the GPU, if it computes with the weights as they are stored, and they and the context fit it.
+Device device_for(const ModelSource& source, const ModelOptions& options) {
+  if (options.device == Device::kCpu || (!options.device && !device::available())) return Device::kCpu;
+  const std::uint64_t free = device::memory().free;
+  const FitRequest request = fit_request(source, options);
+  const std::string why = why_it_does_not_fit(source.config(), request, free);
+  if (options.device) {
+    if (!why.empty()) fail(ErrorCode::kUnsupported, "{}", why);
+    return *options.device;
   }
-  if (*options.device == Device::kCuda) {
-    const std::uint64_t bytes = needed(), free = device::memory().free;
-    require(bytes < free,
-            "the weights take {:.1f} GB in {}, the GPU has {:.1f} GB free; use the device cpu, or a smaller dtype or model",
-            static_cast<double>(bytes) * 1e-9, to_string(quantized ? source.stored_dtype() : dtype),
-            static_cast<double>(free) * 1e-9);
-  }
-  return *options.device;
+  const bool as_stored = request.dtype == source.stored_dtype() || options.dtype.has_value();
+  return as_stored && why.empty() ? Device::kCuda : Device::kCpu;
+}
+
+// From the mapped files to the GPU, one parameter after another: this machine's memory holds one of them at a time.
+ModelWeights copy_to_gpu(const ModelSource& source, const ModelOptions& options) {
+  source.check_tensors();
+  const std::uint64_t total = source.stored_bytes();
+  std::uint64_t bytes = 0;
+  std::unordered_map<std::string, std::uint64_t> sizes;  // of parameters that are being copied
+  const auto read = [&](const Parameter& p) {
+    Tensor t = source.tensor(p);
+    sizes[p.name] = t.bytes();
+    return t;
+  };
+  const auto done = [&](const Parameter& p) {
+    source.release(p);
+    bytes = std::min(total, bytes + sizes[p.name]);
+    sizes.erase(p.name);
+    if (options.progress && bytes < total) options.progress(bytes, total);
+  };
+  const ParameterReader reader{read, done};
+  const std::vector<Parameter> parameters = parameter_list(source.config());
+  const ModelSpec spec = spec_of(source.config());
+  ModelWeights out;
+  source.checked([&] {
+    Context ctx(1, Backend::kCuda);
+    out = stays_quantized(source, options)
+              ? packed_copy(spec, parameters, reader, ctx)
+              : owned_copy(spec, parameters, reader, gpu_dtype(source, options), Device::kCuda);
+    ctx.synchronize();
+  });
+  source.check_files();
+  device::end_uploads();
+  if (options.progress) options.progress(total, total);
+  return out;
+}
+
+}  // namespace
+
+namespace {
+
+// The ranks over which experts are spread; null for a process alone.
+std::shared_ptr<const parallel::Mesh> mesh_for(const ModelOptions& options) {
+  const std::shared_ptr<parallel::Comm> world = options.spread_experts ? parallel::world() : nullptr;
+  if (!world || world->alone()) return nullptr;
+  require(options.device != Device::kCuda, "a model that is spread over ranks runs on CPUs alone so far; use device cpu");
+  auto mesh = std::make_shared<parallel::Mesh>(parallel::make_mesh(world, world->size()));
+  mesh->same_tokens = true;
+  return mesh;
+}
+
+// Ranks may have file systems of their own, with other files at the same paths.
+parallel::Facts contents_of(const ModelSource& source) {
+  return {{"a config with the fingerprint", train::Hash::of(source.config().to_json())},
+          {"weights with the fingerprint", train::fingerprint(source)},
+          {"a tokenizer with the fingerprint", train::fingerprint(source.tokenizer())}};
 }
 
 }  // namespace
@@ -66,17 +137,14 @@ std::shared_ptr<Model> Model::load(const fs::path& path, const ModelOptions& opt
   impl->tokenizer = source->tokenizer();
   impl->generation = source->generation();
   const ModelConfig& config = source->config();
-  const LoadOptions load{.storage = options.storage, .progress = options.progress};
-  if (device_for(*source, options) == Device::kCuda) {
-    // Straight from the mapped file where the dtype is the file's.
-    const DType dtype = gpu_dtype(*source, options);
-    const bool quantized = stays_quantized(*source, options);
-    const ModelWeights here = source->load_weights(config, quantized ? std::nullopt : std::optional(dtype),
-                                                   {.storage = Storage::kMapped, .progress = options.progress});
-    Context ctx(1, Backend::kCuda);
-    impl->transformer =
-        std::make_shared<Transformer>(config, quantized ? packed_copy(spec_of(config), here, ctx)
-                                                        : owned_copy(spec_of(config), here, dtype, Device::kCuda));
+  LoadOptions load{.storage = options.storage, .progress = options.progress};
+  impl->mesh = mesh_for(options);
+  if (const auto& mesh = impl->mesh) {
+    parallel::require_same(*mesh->world, contents_of(*source), parallel::kSameFiles);
+    load.storage = Storage::kMapped;  // what is not touched is not read
+    impl->transformer = std::make_shared<Transformer>(config, source->load_weights(config, options.dtype, load), mesh);
+  } else if (device_for(*source, options) == Device::kCuda) {
+    impl->transformer = std::make_shared<Transformer>(config, copy_to_gpu(*source, options));
   } else {
     impl->transformer = std::make_shared<Transformer>(config, source->load_weights(config, options.dtype, load));
   }

@@ -15,6 +15,7 @@ struct Model::Impl {
   std::optional<Tokenizer> tokenizer;
   GenerationConfig generation;
   std::filesystem::path path;
+  std::shared_ptr<const parallel::Mesh> mesh;  // the ranks over which load() has spread it; null for one that is not
 };
 
 // The tokens that end a text of this model: those of generation_config.json, else of config.json, and the tokenizer's.

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 
-#include "api/model_impl.h"
+#include "api/text_grammars.h"
 #include "core/fail.h"
-#include "infer/grammars.h"
 #include "infer/session.h"
 #include "infer/text_stream.h"
 
@@ -16,22 +15,13 @@ struct Session::Impl {
         ctx(options.threads, backend_for(model->device())),
         session(ctx, *model->impl().transformer, options) {}
 
-  const Tokenizer& tokenizer() const {
-    const std::optional<Tokenizer>& found = model->tokenizer();
-    if (!found)
-      fail(ErrorCode::kInvalidArgument, "{} has no tokenizer; give the prompt as token ids",
-           model->path().empty() ? "the model" : model->path().string());
-    return *found;
-  }
+  const Tokenizer& tokenizer() const { return tokenizer_of(*model); }
 
   std::shared_ptr<const Model> model;
   Context ctx;
-  // A text's own matcher; nothing without a grammar.
-  std::optional<grammar::Matcher> matcher(const GenerateOptions& options);
-
   infer::Session session;
   std::optional<ChatTemplate> chat_template;
-  std::unique_ptr<infer::Grammars> grammars;  // of the end tokens that were last asked for
+  TextGrammars grammars;
 };
 
 namespace {
@@ -46,34 +36,7 @@ std::shared_ptr<const Model> not_null(std::shared_ptr<const Model> model) {
   return model;
 }
 
-GenerateOptions with_end_tokens(const Model& model, GenerateOptions options) {
-  options.validate();
-  for (const std::int32_t id : end_tokens(model)) options.end_tokens.push_back(id);
-  return options;
-}
-
 }  // namespace
-
-std::vector<std::int32_t> end_tokens(const Model& model) {
-  std::vector<std::int32_t> out;
-  const std::vector<Index>& wanted = model.generation().eos_token_id;
-  for (const Index id : wanted.empty() ? model.config().eos_token_id : wanted)
-    if (id >= 0 && id < model.config().vocab_size) out.push_back(static_cast<std::int32_t>(id));
-  if (model.tokenizer() && model.tokenizer()->eos_id()) out.push_back(*model.tokenizer()->eos_id());
-  return out;
-}
-
-std::optional<grammar::Matcher> Session::Impl::matcher(const GenerateOptions& options) {
-  require(options.grammar.empty() || options.json_schema.empty(), "grammar and json-schema exclude each other; give one");
-  const bool is_schema = !options.json_schema.empty();
-  const std::string& text = is_schema ? options.json_schema : options.grammar;
-  if (text.empty()) return std::nullopt;
-  if (!grammars || grammars->end_tokens() != options.end_tokens)
-    grammars = std::make_unique<infer::Grammars>(tokenizer(), model->config().vocab_size, options.end_tokens);
-  using Kind = infer::GrammarSource::Kind;
-  return grammar::Matcher(
-      grammars->compiled({is_schema ? Kind::kJsonSchema : Kind::kGbnf, text, is_schema ? "json-schema" : "grammar"}));
-}
 
 Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
     : impl_(std::make_unique<Impl>(not_null(std::move(model)), validated(options))) {}
@@ -97,11 +60,18 @@ Generated Session::generate(std::span<const std::int32_t> prompt, const Generate
     return !on_piece || on_piece({id, part});
   };
   const GenerateOptions all = with_end_tokens(*impl_->model, options);
-  std::optional<grammar::Matcher> matcher = impl_->matcher(all);
+  std::optional<grammar::Matcher> matcher;
+  if (const auto grammar = impl_->grammars.compiled(*impl_->model, all)) matcher.emplace(grammar);
   const auto on_token = [&](std::int32_t id) {
     const bool more = give(id, stream ? stream->push(id) : std::string());
     return more && !(stream && stream->stopped());
   };
+  // Of this call alone, however it ends.
+  struct Overridden {
+    infer::Session& session;
+    ~Overridden() { session.set_overrides(nullptr); }
+  } const overridden{impl_->session};
+  impl_->session.set_overrides(all.overrides ? &*all.overrides : nullptr);
   Generated out = impl_->session.generate(prompt, all, on_token, matcher ? &*matcher : nullptr);
   if (stream)
     if (const std::string rest = stream->finish(); !rest.empty()) give(-1, rest);
@@ -110,7 +80,9 @@ Generated Session::generate(std::span<const std::int32_t> prompt, const Generate
 }
 
 Generated Session::generate(std::string_view prompt, const GenerateOptions& options, const OnPiece& on_piece) {
-  return generate(impl_->tokenizer().encode(prompt, {.add_eos = false}), options, on_piece);
+  EncodeOptions encode{.add_eos = false};
+  if (!history().empty()) encode.add_bos = false;  // it goes on, and does not begin again
+  return generate(impl_->tokenizer().encode(prompt, encode), options, on_piece);
 }
 
 bool Session::has_chat_template() const {

@@ -36,7 +36,9 @@ Memory memory();
 void release_cached();  // freed memory that is kept for reuse goes back to the device; waits for work that uses it
 
 // In the order of the stream. A copy to or from ordinary memory of this machine returns when that memory may be used again.
+// Large ones to a GPU go through two buffers of page-locked memory, and the last of them may still be under way then.
 void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes, Stream stream);
+void end_uploads();  // the buffers are not needed for now
 // To a GPU from this machine's memory, which may be used again at once: the bytes are put aside in page-locked memory, so
 // this does not wait for the stream.
 void upload(void* to, const void* from, std::size_t bytes, Stream stream);
@@ -63,9 +65,13 @@ void copy_rows(void* to, Device to_device, std::size_t to_pitch, const void* fro
 void fill_bytes(void* data, int value, std::size_t bytes, Stream stream);
 
 // What `work` launches on the stream, kept to be launched again and again with the same arguments. Nothing runs yet. Memory
-// that is allocated meanwhile belongs to the graph, and goes with it.
+// that is allocated meanwhile belongs to the graph, and goes with it. Graphs that are never launched at the same time may
+// share memory: what one of them released by the end of its capture, another one may use.
 class Graph;
-std::shared_ptr<Graph> capture(Stream stream, const std::function<void()>& work);
+class GraphMemory;
+std::shared_ptr<GraphMemory> graph_memory();
+std::shared_ptr<Graph> capture(Stream stream, const std::function<void()>& work,
+                               std::shared_ptr<GraphMemory> shared = nullptr);
 void launch(const Graph& graph, Stream stream);
 
 Stream default_stream();  // the library's own, one per device

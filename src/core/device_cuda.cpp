@@ -2,9 +2,11 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <tuple>
 #include <vector>
@@ -79,6 +81,14 @@ class Blocks {
     if (found == free_.end()) return;
     free_[{device, stream, 0}].merge(found->second);
     free_.erase({device, stream, capture});
+  }
+  // All free blocks of one owner become another's.
+  void hand_over(const Owner& from, const Owner& to) {
+    const std::lock_guard lock(mutex_);
+    const auto found = free_.find(from);
+    if (found == free_.end()) return;
+    free_[to].merge(found->second);
+    free_.erase(from);
   }
   // Frees the blocks that no captured graph may still use. cudaFree waits for work that uses them.
   void release(int device) {
@@ -183,11 +193,42 @@ void fill_bytes(void* data, int value, std::size_t bytes, Stream stream) {
   check_cuda(cudaMemsetAsync(data, value, bytes, stream), "fill");
 }
 
+// What captured graphs share lies with the free blocks of a capture that there is not: of a number that CUDA does not give
+// away, since it counts from 1.
+class GraphMemory {
+ public:
+  GraphMemory() : device_(current_device()) {
+    static std::atomic<unsigned long long> last = ~0ull;
+    number_ = --last;
+  }
+  ~GraphMemory() {
+    if (stream_) blocks().end_capture(device_, *stream_, number_);
+  }
+  GraphMemory(const GraphMemory&) = delete;
+  GraphMemory& operator=(const GraphMemory&) = delete;
+
+  Owner owner(Stream stream) {
+    require(!stream_ || *stream_ == stream, "graphs on several streams cannot share memory");
+    stream_ = stream;
+    return {device_, stream, number_};
+  }
+
+ private:
+  int device_;
+  unsigned long long number_;
+  std::optional<Stream> stream_;
+};
+
+std::shared_ptr<GraphMemory> graph_memory() { return std::make_shared<GraphMemory>(); }
+
 class Graph {
  public:
-  Graph(Stream stream, const std::function<void()>& work) : device_(current_device()), stream_(stream) {
+  Graph(Stream stream, const std::function<void()>& work, std::shared_ptr<GraphMemory> shared)
+      : device_(current_device()), stream_(stream), shared_(std::move(shared)) {
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
     capture_ = capture_of(stream);
+    const Owner own{device_, stream_, capture_};
+    if (shared_) blocks().hand_over(shared_->owner(stream_), own);
     cudaGraph_t graph = nullptr;
     try {
       work();
@@ -195,9 +236,10 @@ class Graph {
       cudaStreamEndCapture(stream, &graph);
       if (graph) cudaGraphDestroy(graph);
       cudaGetLastError();
-      blocks().end_capture(device_, stream_, capture_);
+      give_back();
       throw;
     }
+    if (shared_) blocks().hand_over(own, shared_->owner(stream_));
     check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
     const cudaError_t error = cudaGraphInstantiate(&exec_, graph, 0);
     cudaGraphDestroy(graph);
@@ -205,21 +247,27 @@ class Graph {
   }
   ~Graph() {
     if (exec_) cudaGraphExecDestroy(exec_);
-    blocks().end_capture(device_, stream_, capture_);
+    give_back();
   }
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
   void launch(Stream stream) const { check_cuda(cudaGraphLaunch(exec_, stream), "graph launch"); }
 
  private:
+  void give_back() {
+    if (shared_) blocks().hand_over({device_, stream_, capture_}, shared_->owner(stream_));
+    blocks().end_capture(device_, stream_, capture_);
+  }
+
   int device_;
   Stream stream_;
+  std::shared_ptr<GraphMemory> shared_;
   unsigned long long capture_ = 0;
   cudaGraphExec_t exec_ = nullptr;
 };
 
-std::shared_ptr<Graph> capture(Stream stream, const std::function<void()>& work) {
-  return std::make_shared<Graph>(stream, work);
+std::shared_ptr<Graph> capture(Stream stream, const std::function<void()>& work, std::shared_ptr<GraphMemory> shared) {
+  return std::make_shared<Graph>(stream, work, std::move(shared));
 }
 void launch(const Graph& graph, Stream stream) { graph.launch(stream); }
 

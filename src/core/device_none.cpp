@@ -18,6 +18,7 @@ std::shared_ptr<void> allocate(std::size_t, Stream) { not_built(); }
 Usage usage() { return {}; }
 void reset_peak() {}
 void copy(void*, Device, const void*, Device, std::size_t, Stream) { not_built(); }
+void end_uploads() {}
 void upload(void*, const void*, std::size_t, Stream) { not_built(); }
 void copy_rows(void*, Device, std::size_t, const void*, Device, std::size_t, std::size_t, std::size_t, Stream) {
   not_built();
@@ -25,7 +26,8 @@ void copy_rows(void*, Device, std::size_t, const void*, Device, std::size_t, std
 Memory memory() { not_built(); }
 void release_cached() {}
 void fill_bytes(void*, int, std::size_t, Stream) { not_built(); }
-std::shared_ptr<Graph> capture(Stream, const std::function<void()>&) { not_built(); }
+std::shared_ptr<GraphMemory> graph_memory() { not_built(); }
+std::shared_ptr<Graph> capture(Stream, const std::function<void()>&, std::shared_ptr<GraphMemory>) { not_built(); }
 void launch(const Graph&, Stream) { not_built(); }
 struct Download::Impl {};
 Download::Download(std::size_t) { not_built(); }

@@ -48,8 +48,9 @@ class Tree final : public Events {
 
   bool key(string_t& key) override {
     if constexpr (std::is_same_v<J, OrderedJson>)
-      if (++keys_ > kMaxOrderedKeys)
-        fail(ErrorCode::kFormat, "{}: more than {} keys at {}", where(), kMaxOrderedKeys, position());
+      if ((searched_ += open_.back()->size()) > kMaxOrderedKeys * (kMaxOrderedKeys - 1) / 2)
+        fail(ErrorCode::kFormat, "{}: more than {} keys of an object (or as many to search in several) at {}", where(),
+             kMaxOrderedKeys, position());
     const auto [member, fresh] = open_.back()->emplace(key, nullptr);
     if (!fresh) fail(ErrorCode::kFormat, "{}: the key {} is there twice, again at {}", where(), in_quotes(key), position());
     member_ = &*member;
@@ -75,9 +76,9 @@ class Tree final : public Events {
   }
 
   J root_;
-  std::vector<J*> open_;  // only the last one grows, so the others stay where they are
-  J* member_ = nullptr;   // of the last object, whose key was read
-  std::size_t keys_ = 0;
+  std::vector<J*> open_;      // only the last one grows, so the others stay where they are
+  J* member_ = nullptr;       // of the last object, whose key was read
+  std::size_t searched_ = 0;  // keys that each new one of an OrderedJson was compared with
 };
 
 template <class J>

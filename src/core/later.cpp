@@ -1,5 +1,6 @@
 #include "core/later.h"
 
+#include <bit>
 #include <cstring>
 
 #include "core/device.h"
@@ -42,7 +43,8 @@ void Later::begin(Context& ctx, const Tensor& tensor) {
   }
   tensor_ = tensor;
   if (!download_ || room_ < tensor.bytes()) {
-    room_ = tensor.bytes();
+    // Page-locked memory comes and goes only when all of the GPU's work is done: not for every row more.
+    room_ = std::bit_ceil(tensor.bytes());
     download_ = std::make_unique<device::Download>(kFaultBytes + room_);
   }
   download_->copy(0, ctx.fault_word(), kFaultBytes, ctx.stream());

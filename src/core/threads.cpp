@@ -30,13 +30,16 @@ void pause_cpu() {
 
 }  // namespace
 
+// A job is over when its tasks are done, whether or not every worker has come: one that the system has not let run is not
+// waited for, unless it was stopped inside a task.
 struct ThreadPool::Shared {
   std::vector<std::thread> threads;
   std::atomic<std::uint32_t> epoch{0};  // a new value announces a job (or the end)
-  std::atomic<std::int64_t> next{0};    // the next task to take
-  std::atomic<int> busy{0};             // workers that have not finished the current job
-  bool stop = false;                    // published by epoch
-  std::int64_t tasks = 0;
+  std::atomic<bool> stop{false};
+  std::atomic<std::uint64_t> left{0};    // tasks that nobody has taken
+  std::atomic<std::uint32_t> undone{0};  // tasks that are not done
+  // Of the current job. Read only by who has taken a task of it: while one is not done, there is no next job.
+  std::uint64_t tasks = 0;
   Call call = nullptr;
   void* fn = nullptr;
 
@@ -71,27 +74,32 @@ ThreadPool::ThreadPool(int threads) : size_(threads > 0 ? threads : available_co
           if (!fetch_some()) pause_cpu(), ++spin;
         shared_->epoch.wait(seen, std::memory_order_acquire);
         seen = shared_->epoch.load(std::memory_order_acquire);
-        if (shared_->stop) return;
+        if (shared_->stop.load(std::memory_order_relaxed)) return;
         work(i);
-        if (shared_->busy.fetch_sub(1, std::memory_order_acq_rel) == 1) shared_->busy.notify_one();
       }
     });
   }
 }
 
 ThreadPool::~ThreadPool() {
-  shared_->stop = true;
+  shared_->stop.store(true, std::memory_order_relaxed);
   shared_->epoch.fetch_add(1, std::memory_order_release);
   shared_->epoch.notify_all();
   for (auto& t : shared_->threads) t.join();
 }
 
+// Takes tasks, in ascending order, until there are none. What is left is counted down to zero and never past it, so a
+// worker that comes late takes tasks of the job that is there then, or none; its tasks count as undone until it takes no
+// more, so all of them are of one job.
 void ThreadPool::work(int worker) {
   const int outer = current_worker;
   current_worker = worker;
-  for (;;) {
-    const std::int64_t task = shared_->next.fetch_add(1, std::memory_order_relaxed);
-    if (task >= shared_->tasks) break;
+  std::uint32_t done = 0;
+  std::uint64_t left = shared_->left.load(std::memory_order_acquire);
+  while (left > 0) {
+    if (!shared_->left.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel, std::memory_order_acquire))
+      continue;
+    const auto task = static_cast<std::int64_t>(shared_->tasks - left);
     try {
       shared_->call(shared_->fn, task, worker);
     } catch (...) {
@@ -101,8 +109,12 @@ void ThreadPool::work(int worker) {
         shared_->error_task = task;
       }
     }
+    ++done;
+    left = shared_->left.load(std::memory_order_acquire);
   }
   current_worker = outer;
+  if (done > 0 && shared_->undone.fetch_sub(done, std::memory_order_acq_rel) == done && worker != 0)
+    shared_->undone.notify_one();
 }
 
 void ThreadPool::coming_up(std::span<const std::span<const std::byte>> memory) {
@@ -143,26 +155,24 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, void* fn) {
     for (std::int64_t i = 0; i < tasks; ++i) call(fn, i, current_worker);
     return;
   }
+  require(tasks <= INT32_MAX, "{} tasks are more than this library counts", tasks);
   std::lock_guard lock(shared_->run_mutex);
-  shared_->tasks = tasks;
+  shared_->tasks = static_cast<std::uint64_t>(tasks);
   shared_->call = call;
   shared_->fn = fn;
   shared_->error = nullptr;
-  shared_->next.store(0, std::memory_order_relaxed);
-  const bool alone = tasks == 1 || size_ == 1;
-  if (!alone) {
-    shared_->busy.store(size_ - 1, std::memory_order_relaxed);
+  shared_->undone.store(static_cast<std::uint32_t>(tasks), std::memory_order_relaxed);
+  shared_->left.store(static_cast<std::uint64_t>(tasks), std::memory_order_release);
+  if (tasks > 1 && size_ > 1) {
     shared_->epoch.fetch_add(1, std::memory_order_release);
     shared_->epoch.notify_all();
   }
   work(0);
-  if (!alone) {
-    for (int spin = 0; spin < kSpins && shared_->busy.load(std::memory_order_acquire) != 0;)
-      if (!fetch_some()) pause_cpu(), ++spin;
-    for (int left = shared_->busy.load(std::memory_order_acquire); left != 0;
-         left = shared_->busy.load(std::memory_order_acquire))
-      shared_->busy.wait(left, std::memory_order_acquire);
-  }
+  for (int spin = 0; spin < kSpins && shared_->undone.load(std::memory_order_acquire) != 0;)
+    if (!fetch_some()) pause_cpu(), ++spin;
+  for (std::uint32_t undone = shared_->undone.load(std::memory_order_acquire); undone != 0;
+       undone = shared_->undone.load(std::memory_order_acquire))
+    shared_->undone.wait(undone, std::memory_order_acquire);
   if (shared_->error) std::rethrow_exception(std::exchange(shared_->error, nullptr));
 }
 

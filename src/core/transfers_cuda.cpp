@@ -5,7 +5,10 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <thread>
+#include <vector>
 
 #include "core/cuda_error.h"
 #include "core/device.h"
@@ -61,15 +64,57 @@ class Staging {
   std::size_t next_ = 0;
 };
 
+// Large pieces, such as weights from a mapped file: while one is on its way, some threads put the next one aside. They wait
+// for the disk, or for the system to give them pages, which takes one thread longer than the copy to the GPU does.
+class LargeStaging {
+ public:
+  static constexpr std::size_t kBytes = std::size_t{16} << 20, kPlaces = 2, kThreads = 4;
+
+  void upload(void* to, const void* from, std::size_t bytes, Stream stream) {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t at = 0; at < bytes; at += kBytes) {
+      std::unique_ptr<Pinned>& place = places_[next_++ % kPlaces];
+      if (!place) place = std::make_unique<Pinned>(kBytes);
+      place->wait();
+      const std::size_t size = std::min(bytes - at, kBytes);
+      put(place->memory(), static_cast<const std::byte*>(from) + at, size);
+      check_cuda(cudaMemcpyAsync(static_cast<std::byte*>(to) + at, place->memory(), size, cudaMemcpyHostToDevice, stream),
+                 "copy");
+      place->used(stream);
+    }
+  }
+  // Gives the memory back.
+  void end() {
+    const std::lock_guard lock(mutex_);
+    for (std::unique_ptr<Pinned>& place : places_) place.reset();
+  }
+
+ private:
+  static void put(std::byte* to, const std::byte* from, std::size_t bytes) {
+    constexpr std::size_t kWorthAThread = std::size_t{1} << 20;
+    const std::size_t part = std::max(kWorthAThread, (bytes + kThreads - 1) / kThreads);
+    std::vector<std::jthread> others;
+    for (std::size_t at = part; at < bytes; at += part)
+      others.emplace_back([=] { std::memcpy(to + at, from + at, std::min(part, bytes - at)); });
+    std::memcpy(to, from, std::min(part, bytes));
+  }
+
+  std::mutex mutex_;
+  std::array<std::unique_ptr<Pinned>, kPlaces> places_;
+  std::size_t next_ = 0;
+};
+
 // Of the current device. Never destroyed: the driver may be gone before.
-Staging& staging() {
+template <class S>
+S& of_device() {
   static std::mutex mutex;
-  static auto* const all = new std::map<int, Staging>;
+  static auto* const all = new std::map<int, S>;
   int device = 0;
   check_cuda(cudaGetDevice(&device), "no device");
   const std::lock_guard lock(mutex);
   return (*all)[device];
 }
+Staging& staging() { return of_device<Staging>(); }
 
 }  // namespace
 
@@ -84,6 +129,9 @@ cudaMemcpyKind kind_of(Device to, Device from) {
 }  // namespace
 
 void copy(void* to, Device to_device, const void* from, Device from_device, std::size_t bytes, Stream stream) {
+  constexpr std::size_t kLarge = std::size_t{1} << 20;
+  if (to_device == Device::kCuda && from_device == Device::kCpu && bytes >= kLarge)
+    return of_device<LargeStaging>().upload(to, from, bytes, stream);
   check_cuda(cudaMemcpyAsync(to, from, bytes, kind_of(to_device, from_device), stream), "copy");
   if (to_device != from_device) wait(stream);
 }
@@ -101,6 +149,8 @@ void upload(void* to, const void* from, std::size_t bytes, Stream stream) {
     staging().upload(static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + at,
                      std::min(bytes - at, Staging::kBytes), stream);
 }
+
+void end_uploads() { of_device<LargeStaging>().end(); }
 
 struct Download::Impl : Pinned {
   using Pinned::Pinned;

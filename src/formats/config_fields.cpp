@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/fail.h"
+#include "model/families/family.h"
 
 namespace dsmoe {
 
@@ -21,12 +22,22 @@ bool off(const Json& v, const Json&, const ModelConfig&) {  // false, 0, an empt
 }
 bool one(const Json& v, const Json&, const ModelConfig&) { return v == 1; }
 
-bool window_is_off(const Json&, const Json& object, const ModelConfig&) {
-  return object.contains("use_sliding_window") && object["use_sliding_window"] == false;
-}
-bool all_full(const Json& v, const Json&, const ModelConfig&) {
+bool all_are_full(const Json& v) {
   return v.is_array() && std::all_of(v.begin(), v.end(), [](const Json& layer) { return layer == "full_attention"; });
 }
+bool window_is_off(const Json&, const Json& object, const ModelConfig& c) {
+  if (object.contains("layer_types") && all_are_full(object["layer_types"])) return true;
+  const Index from = family_of(c.model_type).window_from_layer;
+  if (from == 0) return object.contains("use_sliding_window") && object["use_sliding_window"] == false;
+  const Json* const said = json_read::find(object, "max_window_layers");
+  return said ? said->is_number_integer() && *said >= c.num_hidden_layers : from >= c.num_hidden_layers;
+}
+// Some classes have a window by default.
+bool window_is_missing(const Json& object, const ModelConfig& c) {
+  return family_of(c.model_type).window_from_layer > 0 && !object.contains("sliding_window") &&
+         !window_is_off({}, object, c);
+}
+bool all_full(const Json& v, const Json&, const ModelConfig&) { return all_are_full(v); }
 bool whole_head(const Json& v, const Json&, const ModelConfig& c) { return v == c.head_dim(); }
 bool usual_scale(const Json& v, const Json&, const ModelConfig& c) {
   const double usual = 1 / std::sqrt(static_cast<double>(c.head_dim()));
@@ -47,6 +58,21 @@ bool sparse_layers(const Json& v, const Json&, const ModelConfig& c) {
   return true;
 }
 
+// 8-bit floats with a scale per block of 128 x 128, which are read to bf16 (fp8.h).
+bool fp8_blocks(const Json& v, const Json&, const ModelConfig&) {
+  if (!v.is_object() || v.value("quant_method", Json()) != "fp8") return false;
+  const Json format = v.value("fmt", Json("e4m3")), scheme = v.value("activation_scheme", Json("dynamic"));
+  return (format == "e4m3" || format == "float8_e4m3fn") && scheme == "dynamic" &&
+         v.value("weight_block_size", Json()) == Json({128, 128});
+}
+bool per_layer(const Json& v, const Json&, const ModelConfig&) { return v == "per_layer"; }
+bool all_ones(const Json& v, const Json&, const ModelConfig&) {
+  return v.is_array() && std::all_of(v.begin(), v.end(), [](const Json& layer) { return layer == 1; });
+}
+bool last_layer(const Json& v, const Json&, const ModelConfig& c) {
+  return v == -1 || (v.is_number_integer() && v.get<std::int64_t>() >= c.num_hidden_layers - 1);
+}
+
 constexpr const char* kUnquantized =
     "weights that are quantized in this way are not supported; use the model's unquantized weights or a GGUF file";
 constexpr const char* kMla = "latent attention (MLA) is not supported";
@@ -64,9 +90,9 @@ struct Refused {
 };
 
 constexpr Refused kRefused[] = {
-    {"quantization_config", never, kUnquantized},
+    {"quantization_config", fp8_blocks, kUnquantized},
     {"compression_config", never, kUnquantized},
-    {"sliding_window", window_is_off, "attention over a window is not supported; remove the field to attend to all tokens"},
+    {"sliding_window", window_is_off, "attention over a window is not supported; write null to attend to all tokens"},
     {"layer_types", all_full, "only layers of \"full_attention\" are supported"},
     {"attention_chunk_size", never, "attention in chunks is not supported"},
     {"no_rope_layers", off, "layers without rotary positions are not supported"},
@@ -116,6 +142,10 @@ constexpr Refused kRefused[] = {
     {"mlp_only_layers", off, kLayers},
     {"decoder_sparse_step", one, kLayers},
     {"moe_layer_interval", one, kLayers},
+    {"moe_layer_end_index", last_layer, "every layer after the leading dense ones is a MoE layer here"},
+    {"qk_norm_type", per_layer, "queries and keys are normed over all heads together here"},
+    {"attn_type_list", all_ones, "only layers of full attention (1) are supported"},
+    {"shared_intermediate_size", off, "shared experts are not supported in this family"},
     {"is_encoder_decoder", off, "only decoders are supported"},
     {"add_cross_attention", off, "only decoders are supported"},
     {"pruned_heads", off, "pruned heads are not supported"},
@@ -167,6 +197,8 @@ constexpr std::string_view kSilent[] = {"architectures",
                                         "return_dict",
                                         "return_dict_in_generate",
                                         "rope_parameters",
+                                        "router_aux_loss_coef",
+                                        "router_jitter_noise",
                                         "sep_token_id",
                                         "suppress_tokens",
                                         "task_specific_params",
@@ -191,12 +223,29 @@ bool has(const List& list, std::string_view name) {
 
 }  // namespace
 
-void refuse_fields(const Json& object, const ModelConfig& config) {
+void refuse_fields(const Json& object, const ModelConfig& config, const std::vector<std::string>& known) {
   for (const Refused& refused : kRefused) {
+    if (has(known, refused.field)) continue;
     const Json* const value = json_read::find(object, std::string(refused.field));
     if (value && !refused.harmless(*value, object, config))
       fail(ErrorCode::kUnsupported, "{} is {}; {}", refused.field, json_read::shown(*value), refused.why);
   }
+  if (window_is_missing(object, config))
+    fail(
+        ErrorCode::kUnsupported,
+        "sliding_window is missing, which means a window in layers from max_window_layers on; that is not supported, write "
+        "\"sliding_window\": null to attend to all tokens");
+}
+
+void drop_outdated_fields(Json& object, const ModelConfig& before, const ModelConfig& now,
+                          const std::vector<std::string>& known) {
+  for (const Refused& refused : kRefused) {
+    const std::string field(refused.field);
+    const Json* const value = json_read::find(object, field);
+    if (!value || has(known, field) || !refused.harmless(*value, object, before)) continue;
+    if (!refused.harmless(*value, object, now)) object.erase(field);
+  }
+  if (window_is_missing(object, now)) object["sliding_window"] = nullptr;
 }
 
 std::vector<std::string> unknown_fields(const Json& object, const std::vector<std::string>& known) {

@@ -13,6 +13,7 @@
 #include "core/log.h"
 #include "core/printable.h"
 #include "formats/config_fields.h"
+#include "formats/config_spellings.h"
 #include "model/families/family.h"
 
 namespace dsmoe {
@@ -63,6 +64,11 @@ void visit_fields(Config& c, Visit&& visit) {
   visit("n_group", c.n_group);
   visit("topk_group", c.topk_group);
   visit("routed_scaling_factor", c.routed_scaling_factor);
+  visit("use_qk_norm", c.use_qk_norm);
+  visit("partial_rotary_factor", c.partial_rotary_factor);
+  visit("rotary_dim", c.rotary_dim);
+  visit("shared_expert_intermediate_size", c.shared_expert_intermediate_size);
+  visit("num_nextn_predict_layers", c.num_nextn_predict_layers);
   visit("device_aux_loss_alpha", c.device_aux_loss_alpha);
   visit("aux_loss_devices", c.aux_loss_devices);
   visit("router_z_loss_alpha", c.router_z_loss_alpha);
@@ -75,21 +81,16 @@ void visit_fields(Config& c, Visit&& visit) {
 constexpr std::pair<const char*, DType> kDTypes[] = {
     {"float32", DType::kF32}, {"bfloat16", DType::kBF16}, {"float16", DType::kF16}};
 
-// Newer files call torch_dtype just dtype; whichever stands in the file is read and written back.
-const char* name_in(const Json& object, const char* field) {
-  return std::strcmp(field, "torch_dtype") == 0 && object.contains("dtype") ? "dtype" : field;
-}
-
 // Sets each field that the file has. Null is Python's None: it turns a flag off and is a value of the optional fields.
 class Reader {
  public:
-  explicit Reader(const Json& object) : object_(object) {}
+  Reader(const Json& object, const Family& family) : object_(object), family_(family) {}
 
   template <class T>
   void operator()(const char* field, T& out) const {
-    const char* name = name_in(object_, field);
-    const auto found = object_.find(name);
-    if (found != object_.end()) read(name, *found, out);
+    const std::string name = name_in(object_, family_, field);
+    const auto found = name.empty() ? object_.end() : object_.find(name);
+    if (found != object_.end()) read(name.c_str(), *found, out);
   }
 
  private:
@@ -154,6 +155,7 @@ class Reader {
   }
 
   const Json& object_;
+  const Family& family_;
 };
 
 Json to_value(Index v) { return v; }
@@ -185,20 +187,23 @@ void check_original_length(const char* name, const Json& scaling, const ModelCon
 }
 
 // What newer versions of transformers write instead of rope_theta and rope_scaling. Where a file has both, they must agree.
-void read_rope_parameters(const Json& object, ModelConfig& c) {
+void read_rope_parameters(const Json& object, const Family& family, ModelConfig& c) {
   const Json* const found = json_read::find(object, "rope_parameters");
   if (!found) return;
   if (!found->is_object()) wrong_type("rope_parameters", *found, "null or an object");
   Json scaling = *found;
   ModelConfig said;
-  Reader{scaling}("rope_theta", said.rope_theta);
+  Reader{scaling, family}("rope_theta", said.rope_theta);
   const bool theta = scaling.erase("rope_theta") > 0;
-  if (const Json* const part = json_read::find(scaling, "partial_rotary_factor"); part && *part != 1)
+  if (knows(family, "partial_rotary_factor"))
+    Reader{scaling, family}("partial_rotary_factor", c.partial_rotary_factor);
+  else if (const Json* const part = json_read::find(scaling, "partial_rotary_factor"); part && *part != 1)
     fail(ErrorCode::kUnsupported, "rope_parameters has partial_rotary_factor {}; only 1 is supported",
          json_read::shown(*part));
   scaling.erase("partial_rotary_factor");
   if (!scaling.contains("type") && !scaling.contains("rope_type")) scaling["rope_type"] = "default";
-  Reader{Json{{"rope_parameters", scaling}}}("rope_parameters", said.rope_scaling);
+  const Json alone = {{"rope_parameters", scaling}};
+  Reader{alone, family}("rope_parameters", said.rope_scaling);
   const bool twice = theta && object.contains("rope_theta") && said.rope_theta != c.rope_theta;
   if (twice || (json_read::find(object, "rope_scaling") && said.rope_scaling != c.rope_scaling))
     fail(ErrorCode::kFormat, "rope_parameters and {} say different things; remove one of them",
@@ -210,43 +215,90 @@ void read_rope_parameters(const Json& object, ModelConfig& c) {
 
 ModelConfig from_object(const Json& object) {
   ModelConfig config;
-  const Reader read(object);
-  read("model_type", config.model_type);
-  config.validate();  // another model's file must be refused as such, not for the first field that differs
-  visit_fields(config, read);
+  const auto type = object.find("model_type");
+  if (type != object.end()) Reader{object, family_of(config.model_type)}("model_type", config.model_type);
+  const Family& family = family_of(config.model_type);  // another model's file is refused as such, not for a field of it
+  config = family.default_config();
+  check_spellings(object, family);
+  visit_fields(config, Reader(object, family));
   if (const Json* const scaling = json_read::find(object, "rope_scaling"))
     check_original_length("rope_scaling", *scaling, config);
-  read_rope_parameters(object, config);
+  read_rope_parameters(object, family, config);
+  if (family.finish) family.finish(config);
   return config;
 }
 
 // Names from a file, for one line.
-std::string listed(const std::vector<std::string>& names) {
-  constexpr std::size_t kMost = 20;
+std::string listed(const std::vector<std::string>& names, std::size_t most = 20) {
   std::string out;
-  for (std::size_t i = 0; i < std::min(names.size(), kMost); ++i) {
+  for (std::size_t i = 0; i < std::min(names.size(), most); ++i) {
     if (i > 0) out += ", ";
     out += in_quotes(names[i]);
   }
-  return names.size() > kMost ? fmt::format("{} and {} more", out, names.size() - kMost) : out;
+  return names.size() > most ? fmt::format("{} and {} more", out, names.size() - most) : out;
 }
 
-std::vector<std::string> known_fields() {
+std::vector<std::string> known_fields(const Family& family) {
   std::vector<std::string> names;
-  visit_fields(static_cast<const ModelConfig&>(ModelConfig()),
-               [&](const char* field, const auto&) { names.emplace_back(field); });
+  visit_fields(static_cast<const ModelConfig&>(ModelConfig()), [&](const char* field, const auto&) {
+    for (std::string& name : spellings(family, field)) names.push_back(std::move(name));
+  });
   return names;
 }
 
+// Values as a user writes them: JSON, or a string without its quotes.
+Json value_of(const std::string& text) {
+  try {
+    return json_read::parse<Json>(text, "value");
+  } catch (const Error&) {
+    return text;
+  }
+}
+
+// A new file has every field, except those of variants while they say nothing, and in the file of another family those
+// that only DeepSeekMoE's has.
+bool only_when_set(const Family& family, std::string_view field) {
+  static const std::set<std::string_view> kVariants = {"pad_token_id",     "head_dim",           "mlp_bias",
+                                                       "n_group",          "topk_group",         "routed_scaling_factor",
+                                                       "torch_dtype",      "topk_method",        "device_aux_loss_alpha",
+                                                       "aux_loss_devices", "router_z_loss_alpha"};
+  static const std::set<std::string_view> kDeepseek = {"n_shared_experts", "moe_layer_freq", "first_k_dense_replace",
+                                                       "scoring_func",     "aux_loss_alpha", "seq_aux",
+                                                       "pretraining_tp",   "attention_bias", "bos_token_id"};
+  return kVariants.contains(field) || (family.defaults && kDeepseek.contains(field)) || is_of_other_families(field);
+}
+
 }  // namespace
+
+ModelConfig ModelConfig::with(const std::vector<std::string>& assignments) const {
+  if (assignments.empty()) return *this;
+  const Family& family = family_of(model_type);
+  const std::vector<std::string> known = known_fields(family);
+  Json changes = Json::object();
+  for (const std::string& assignment : assignments) {
+    const std::size_t equals = assignment.find('=');
+    require(equals != std::string::npos, "expected FIELD=VALUE, got {}", in_quotes(assignment));
+    const std::string field = assignment.substr(0, equals);
+    require(field != "model_type", "model_type cannot be changed: another family has other fields");
+    require(std::find(known.begin(), known.end(), field) != known.end(), "a config.json has no field {}; there are {}",
+            in_quotes(field), listed(known, known.size()));
+    changes[field] = value_of(assignment.substr(equals + 1));
+  }
+  check_spellings(changes, family);
+  ModelConfig config = *this;
+  visit_fields(config, Reader(changes, family));
+  const ModelConfig read = from_json(config.to_json(), "the changed config");  // as its file would be
+  return source_json.empty() ? config : read;
+}
 
 ModelConfig ModelConfig::from_json(std::string_view text, const std::string& source) {
   const Json object = json_read::parse_object<Json>(text, source);
   try {
     ModelConfig config = from_object(object);
     config.validate();
-    refuse_fields(object, config);
-    if (const std::vector<std::string> unknown = unknown_fields(object, known_fields()); !unknown.empty())
+    const std::vector<std::string> known = known_fields(family_of(config.model_type));
+    refuse_fields(object, config, known);
+    if (const std::vector<std::string> unknown = unknown_fields(object, known); !unknown.empty())
       note("{}: unknown fields have no effect: {}", source, listed(unknown));
     config.source_json = text;
     return config;
@@ -269,26 +321,29 @@ ModelConfig read_config_json(const std::filesystem::path& file) {
 
 std::string ModelConfig::to_json() const {
   const bool fresh = source_json.empty();
-  Json out = fresh ? Json{{"architectures", {std::string(family_of(model_type).architecture)}}}
+  const Family& family = family_of(model_type);
+  Json out = fresh ? Json{{"architectures", {std::string(family.architecture)}}}
                    : json_read::parse_object<Json>(source_json, "config.json");
-  const ModelConfig before = fresh ? ModelConfig() : from_object(out);
+  const ModelConfig before = fresh ? family.default_config() : from_object(out);
+  out.erase("quantization_config");  // weights are never written so
   Json unchanged = Json::object();
   visit_fields(before, [&](const char* field, const auto& value) { unchanged[field] = to_value(value); });
   // Changed rope settings are written in the fields that every version of transformers reads.
-  if (before.rope_theta != rope_theta || before.rope_scaling != rope_scaling)
-    if (out.erase("rope_parameters") > 0) unchanged.erase("rope_theta"), unchanged.erase("rope_scaling");
-  // A new file has every field, except those of variants while they say nothing. A file that was read keeps its text
-  // where the value is the same, so 10000 does not become 10000.0.
-  static const std::set<std::string> kOnlyWhenSet = {"pad_token_id",     "head_dim",           "mlp_bias",
-                                                     "n_group",          "topk_group",         "routed_scaling_factor",
-                                                     "torch_dtype",      "topk_method",        "device_aux_loss_alpha",
-                                                     "aux_loss_devices", "router_z_loss_alpha"};
+  if (before.rope_theta != rope_theta || before.rope_scaling != rope_scaling ||
+      before.partial_rotary_factor != partial_rotary_factor)
+    if (out.erase("rope_parameters") > 0)
+      for (const char* field : {"rope_theta", "rope_scaling", "partial_rotary_factor"}) unchanged.erase(field);
+  // A file that was read keeps its text where the value is the same, so 10000 does not become 10000.0.
   visit_fields(*this, [&](const char* field, const auto& value) {
     Json now = to_value(value);
     const bool same = now == unchanged[field];
-    if (same && (!fresh || kOnlyWhenSet.count(field) != 0)) return;
-    out[name_in(out, field)] = std::move(now);
+    const std::string name = name_in(out, family, field);
+    if (name.empty() || (same && (!fresh || only_when_set(family, field)))) return;
+    out[name] = std::move(now);
+    for (const std::string& other : spellings(family, field))  // they would keep the old value
+      if (other != name) out.erase(other);
   });
+  drop_outdated_fields(out, before, *this, known_fields(family));
   return out.dump(2) + "\n";
 }
 

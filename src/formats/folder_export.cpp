@@ -9,6 +9,8 @@
 #include "io/atomic_file.h"
 #include "io/checkpoint_index.h"
 #include "io/sharded_writer.h"
+#include "model/families/family.h"
+#include "model/row_order.h"
 
 namespace dsmoe {
 
@@ -114,13 +116,17 @@ void save_model(const fs::path& folder, const ModelConfig& config, DType dtype, 
   const std::vector<Parameter> parameters = parameter_list(config);
   std::vector<io::TensorSpec> specs;
   std::uint64_t total = 0, done = 0;
+  const Family& family = family_of(config.model_type);
   for (const Parameter& p : parameters) {
-    specs.push_back({p.name, stored_dtype(p, dtype), p.shape});
+    const Shape shape = p.role == family.one_row ? Shape{1, p.shape[0]} : p.shape;
+    specs.push_back({p.name, stored_dtype(p, dtype), shape});
     total += specs.back().bytes();
   }
   io::ShardedWriter writer(folder, specs, max_shard_bytes);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const Tensor t = tensor(parameters[i], i).to(specs[i].dtype);
+    const Tensor t =
+        to_file_order(tensor(parameters[i], i).to(specs[i].dtype), row_order(parameters[i], family.rotary_pairs))
+            .reshape(specs[i].shape);
     writer.write(parameters[i].name, t);
     done += t.bytes();
     if (progress) progress(done, total);
@@ -128,6 +134,7 @@ void save_model(const fs::path& folder, const ModelConfig& config, DType dtype, 
   if (check) check();
   ModelConfig stored = config;
   stored.torch_dtype = dtype;
+  stored.num_nextn_predict_layers = 0;  // such layers are not read, so none are written
   StagedTexts texts(folder);
   texts.write(stored, companions);
   texts.hide_old_config();

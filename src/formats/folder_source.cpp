@@ -2,41 +2,18 @@
 
 #include "core/fail.h"
 #include "formats/config_json.h"
+#include "formats/folder_names.h"
 #include "formats/generation_config.h"
 #include "formats/gguf_export.h"
 #include "formats/lazy.h"
 #include "formats/mapped_tensors.h"
 #include "io/checkpoint.h"
-#include "model/families/family.h"
-#include "model/plan.h"
 
 namespace dsmoe {
 
 namespace {
 
 namespace fs = std::filesystem;
-
-void check_names(const io::Checkpoint& checkpoint, const ModelConfig& config) {
-  // So many are missing that no list of them helps; and the list would be longer than what the files hold.
-  constexpr Index kListed = 10'000;
-  const auto have = static_cast<Index>(checkpoint.names().size());
-  if (const Index need = count_parameters(config).tensors; need > 2 * have + kListed)
-    fail(ErrorCode::kFormat, "{}: {} tensors, but the model of its config.json has {}", checkpoint.path(), have, need);
-  std::vector<std::string> names;
-  for (const Parameter& p : parameter_list(config)) names.push_back(p.name);
-  // A tied head is the embedding; some files store it all the same, under the name that the family has for it, if any.
-  for (const RoleName& role : family_of(config.model_type).names) {
-    const std::string head(role.name);
-    if (config.tie_word_embeddings && std::string_view(role.role) == "head.weight" && checkpoint.contains(head))
-      names.push_back(head);
-  }
-  const io::NameDifference difference = checkpoint.missing_and_extra(names);
-  if (!difference.empty()) throw Error(ErrorCode::kFormat, difference.message());
-}
-
-Tensor read(const io::Checkpoint& checkpoint, const Parameter& p) {
-  return checkpoint.expect(p.name, {DType::kF32, DType::kBF16, DType::kF16}, p.shape);
-}
 
 class FolderSource final : public ModelSource {
  public:
@@ -59,23 +36,24 @@ class FolderSource final : public ModelSource {
   }
 
   DType compute_dtype() const override {
-    check_names(checkpoint(), config());
+    FolderNames(checkpoint(), config()).check();
     return matrix_dtype(config()) == DType::kBF16 ? DType::kBF16 : DType::kF32;
   }
 
   ModelWeights load_weights(const ModelConfig& config, std::optional<DType> dtype,
                             const LoadOptions& options) const override {
     io::Checkpoint from = checkpoint();  // shares the maps, until it is read into memory
-    check_names(from, config);
+    const FolderNames names(from, config);
+    names.check();
     const DType wanted = dtype ? *dtype : matrix_dtype(config);
     const std::vector<Parameter> parameters = parameter_list(config);
     // Not for weights that are converted: they get memory of their own.
-    const bool as_stored = from.info(parameters.front().name).dtype == io::dtype_in_file(wanted);
+    const bool as_stored = names.is_stored_as(wanted);
     if (as_stored && read_into_memory(options.storage, from.total_bytes())) from.read_into_memory(options.progress);
 
     std::vector<Tensor> tensors;
     for (const Parameter& p : parameters) {
-      const Tensor t = read(from, p);
+      const Tensor t = names.read(p);
       // Norms, biases and the router lose nothing either: as f32, unless the whole model is bf16.
       const bool narrow = dtype || is_matrix(p) || (wanted == DType::kBF16 && t.dtype() == DType::kBF16);
       tensors.push_back(t.to(narrow ? dsmoe::stored_dtype(p, wanted) : DType::kF32));
@@ -87,11 +65,14 @@ class FolderSource final : public ModelSource {
   }
 
   void check_tensors() const override {
-    check_names(checkpoint(), config());
+    FolderNames(checkpoint(), config()).check();
     tensor(parameter_list(config()).front());  // its shape: a tokenizer is written for as many tokens as the embedding has
   }
-  Tensor tensor(const Parameter& p) const override { return read(checkpoint(), p); }
-  void release(const Parameter& p) const override { checkpoint().advise(p.name, io::Advice::kDontNeed); }
+  Tensor tensor(const Parameter& p) const override { return FolderNames(checkpoint(), config()).read(p); }
+  void release(const Parameter& p) const override {
+    const FolderNames names(checkpoint(), config());
+    if (names.last_of_its_tensor(p)) checkpoint().advise(names.name_of(p), io::Advice::kDontNeed);
+  }
 
   void check_files() const override { dsmoe::check_files(checkpoint().maps()); }
 
@@ -102,10 +83,11 @@ class FolderSource final : public ModelSource {
  private:
   // What the matrices are kept in so that no number changes: their own dtype, or f32 where they have several.
   DType matrix_dtype(const ModelConfig& config) const {
+    const FolderNames names(checkpoint(), config);
     std::optional<DType> all;
     for (const Parameter& p : parameter_list(config)) {
       if (!is_matrix(p)) continue;
-      const std::optional<DType> dtype = io::dtype_from_file(checkpoint().info(p.name).dtype);
+      const std::optional<DType> dtype = names.dtype_of(p);
       if (all && all != dtype) return DType::kF32;
       all = dtype;
     }

@@ -6,6 +6,7 @@
 
 #include "core/fail.h"
 #include "core/printable.h"
+#include "formats/config_spellings.h"
 #include "formats/gguf_keys.h"
 #include "formats/gguf_names.h"
 
@@ -16,10 +17,13 @@ namespace {
 using io::GgufMetadata;
 using io::GgufValue;
 
-constexpr std::string_view kArchitecture = "deepseek";
 constexpr std::string_view kModelJson = "dsmoe.config_json";
 
-std::string key(std::string_view name) { return fmt::format("{}.{}", kArchitecture, name); }
+// The keys of an architecture begin with its name.
+struct Keys {
+  const GgufArchitecture& architecture;
+  std::string operator()(std::string_view name) const { return fmt::format("{}.{}", architecture.name, name); }
+};
 
 // The decimal number that was meant: 1e-6 went through f32, and its shortest form there is 1e-6 again.
 double decimal(const GgufMetadata& m, const std::string& name, double otherwise) {
@@ -39,7 +43,7 @@ Index uniform(const GgufMetadata& m, const std::string& name) {
   return all.front();
 }
 
-RopeScaling read_scaling(const GgufMetadata& m) {
+RopeScaling read_scaling(const GgufMetadata& m, const Keys& key) {
   const std::string type = m.text(key("rope.scaling.type"), "linear");
   const double factor = decimal(m, key("rope.scaling.factor"), decimal(m, key("rope.scale_linear"), 0));
   if (type == "none" || factor == 0 || factor == 1) return {};
@@ -50,14 +54,16 @@ RopeScaling read_scaling(const GgufMetadata& m) {
 }
 
 // What the architecture's readers do not do, or this model does not.
-void check_supported(const GgufMetadata& m) {
-  const std::string architecture = m.text("general.architecture");
-  if (architecture != kArchitecture)
-    fail(ErrorCode::kUnsupported, "{}: architecture {} is not supported, only \"deepseek\" (DeepSeekMoE) is", m.where(),
-         in_quotes(architecture));
+const GgufArchitecture& supported_architecture(const GgufMetadata& m) {
+  const std::string name = m.text("general.architecture");
+  const GgufArchitecture* const architecture = find_gguf_architecture(name);
+  if (!architecture)
+    fail(ErrorCode::kUnsupported, "{}: architecture {} is not supported, only {} are", m.where(), in_quotes(name),
+         known_gguf_architectures());
   if (m.integer("split.count", 1) > 1)
     fail(ErrorCode::kUnsupported, "{}: one of {} parts of a model; merge them into one file first", m.where(),
          m.integer("split.count"));
+  return *architecture;
 }
 
 // Every key that is read here, for check_gguf_keys().
@@ -86,8 +92,19 @@ constexpr std::string_view kRead[] = {"block_count",
                                       "expert_gating_func",
                                       "expert_group_count",
                                       "expert_group_used_count"};
+constexpr std::string_view kFurtherLayers = "nextn_predict_layers";
 
-void read_sizes(const io::GgufFile& file, ModelConfig& c) {
+// How much of a head is turned, in the field that the family has for it.
+void read_rotary(const GgufMetadata& m, const Keys& key, ModelConfig& c) {
+  const Index rotary = m.integer(key("rope.dimension_count"), c.head_dim());
+  if (rotary == c.rotary_width()) return;
+  if (knows(family_of(c.model_type), "rotary_dim"))
+    c.rotary_dim = rotary;
+  else
+    c.partial_rotary_factor = static_cast<double>(rotary) / static_cast<double>(std::max<Index>(1, c.head_dim()));
+}
+
+void read_sizes(const io::GgufFile& file, const Keys& key, ModelConfig& c) {
   const GgufMetadata& m = file.metadata();
   c.num_hidden_layers = m.integer(key("block_count"));
   // Each layer has tensors: what goes over the layers below, and lists of them, follow what the file holds.
@@ -95,6 +112,13 @@ void read_sizes(const io::GgufFile& file, ModelConfig& c) {
   if (c.num_hidden_layers < 1 || c.num_hidden_layers > tensors)
     fail(ErrorCode::kFormat, "{}: {} is {}, but the file has {} tensors", m.where(), key("block_count"),
          c.num_hidden_layers, tensors);
+  if (key.architecture.further_layers) {
+    const Index further = m.integer(key(kFurtherLayers), 0);
+    if (further < 0 || further >= c.num_hidden_layers)
+      fail(ErrorCode::kFormat, "{}: {} is {} of {} layers", m.where(), key(kFurtherLayers), further, c.num_hidden_layers);
+    c.num_hidden_layers -= further;
+    if (further > 0) c.num_nextn_predict_layers = further;
+  }
   c.max_position_embeddings = m.integer(key("context_length"));
   c.hidden_size = m.integer(key("embedding_length"));
   c.num_attention_heads = uniform(m, key("attention.head_count"));
@@ -104,21 +128,26 @@ void read_sizes(const io::GgufFile& file, ModelConfig& c) {
   const Index kv_heads = kv ? uniform(m, key("attention.head_count_kv")) : c.num_attention_heads;
   if (kv_heads != c.kv_heads() || c.source_json.empty()) c.num_key_value_heads = kv_heads;
   const Index head_dim = m.integer(key("attention.key_length"), c.head_dim());
+  const bool partial = key.architecture.partial_rotary;
   for (const char* name : {"attention.value_length", "rope.dimension_count"})
-    if (const Index other = m.integer(key(name), head_dim); other != head_dim)
+    if (const Index other = m.integer(key(name), head_dim); other != head_dim && !(partial && name[0] == 'r'))
       fail(ErrorCode::kUnsupported, "{}: {} is {}, not the {} of a whole head; that is not supported", m.where(), key(name),
            other, head_dim);
   if (head_dim != c.head_dim()) c.explicit_head_dim = head_dim;
+  if (partial) read_rotary(m, key, c);
   if (m.contains(key("feed_forward_length"))) c.intermediate_size = uniform(m, key("feed_forward_length"));
   // The table's own height; a file may leave the key out.
   const Shape& table = file.info("token_embd.weight").shape;
   c.vocab_size = table.rank() == 2 ? table[0] : m.integer(key("vocab_size"));
 }
 
-void read_experts(const io::GgufFile& file, ModelConfig& c) {
+void read_experts(const io::GgufFile& file, const Keys& key, ModelConfig& c) {
   const GgufMetadata& m = file.metadata();
   const Index experts = m.integer(key("expert_count"), 0);
   const Index dense = m.integer(key("leading_dense_block_count"), 0);
+  if (experts == 0 && !key.architecture.dense_layers)
+    fail(ErrorCode::kUnsupported, "{}: a model of architecture {} without experts is not supported", m.where(),
+         in_quotes(key.architecture.name));
   if (experts == 0 || dense >= c.num_hidden_layers) {
     if (c.moe_layers() == 0) return;  // what config.json said of a model without MoE layers
     c.n_routed_experts = c.num_experts_per_tok = c.n_shared_experts = std::nullopt;
@@ -131,7 +160,9 @@ void read_experts(const io::GgufFile& file, ModelConfig& c) {
   c.num_experts_per_tok = m.integer(key("expert_used_count"));
   const Index shared = m.integer(key("expert_shared_count"), 0);
   if (shared != c.shared_experts()) c.n_shared_experts = shared;
-  c.moe_intermediate_size = m.integer(key("expert_feed_forward_length"));
+  const std::string width = key("expert_feed_forward_length");  // of files without dense layers feed_forward_length
+  const bool same_width = !key.architecture.dense_layers && !m.contains(width);
+  c.moe_intermediate_size = same_width ? uniform(m, key("feed_forward_length")) : m.integer(width);
   bool same = true;
   for (Index l = 0; l < c.num_hidden_layers; ++l) same = same && c.is_moe_layer(l) == (l >= dense);
   if (same) return;
@@ -140,7 +171,7 @@ void read_experts(const io::GgufFile& file, ModelConfig& c) {
 }
 
 // How experts are scored, chosen and weighed. A key that is missing changes nothing.
-void read_gate(const io::GgufFile& file, ModelConfig& c) {
+void read_gate(const io::GgufFile& file, const Keys& key, ModelConfig& c) {
   const GgufMetadata& m = file.metadata();
   if (!c.n_routed_experts) return;
   const std::string scale = key("expert_weights_scale"), gating = key("expert_gating_func");
@@ -173,6 +204,23 @@ void read_tokens(const GgufMetadata& m, ModelConfig& c) {
   }
 }
 
+// What a file of the architecture means that says nothing.
+ModelConfig bare_config(const GgufArchitecture& a) {
+  ModelConfig c = family_of(a.model_type).default_config();
+  c.num_key_value_heads.reset();
+  c.explicit_head_dim.reset();
+  c.rotary_dim.reset();
+  c.partial_rotary_factor = 1;
+  c.first_k_dense_replace = 0;
+  c.n_shared_experts.reset();
+  c.n_group.reset(), c.topk_group.reset();
+  c.pad_token_id.reset();
+  c.bos_token_id.reset();
+  c.eos_token_id.clear();
+  if (a.normalised != GgufRule::kKey) c.norm_topk_prob = a.normalised == GgufRule::kAlways;
+  return c;
+}
+
 bool carries_layers(const ModelConfig& c) {
   for (Index l = 0; l < c.num_hidden_layers; ++l)
     if (c.n_routed_experts && c.is_moe_layer(l) != (l >= c.first_k_dense_replace)) return false;
@@ -182,47 +230,67 @@ bool carries_layers(const ModelConfig& c) {
 }  // namespace
 
 void check_gguf_carries(const ModelConfig& c) {
-  const auto refuse = [](const char* field, const auto& value, const char* why) {
+  const GgufArchitecture& a = gguf_architecture_of(c.model_type);  // throws for a family that has none
+  const auto refuse = [&](const char* field, const auto& value, const char* why) {
     fail(ErrorCode::kUnsupported,
-         "{} is {}, which GGUF's architecture \"deepseek\" cannot carry: {}; keep the model as a Hugging Face folder",
-         field, value, why);
+         "{} is {}, which GGUF's architecture \"{}\" cannot carry: {}; keep the model as a Hugging Face folder", field,
+         value, a.name, why);
   };
-  gguf_names(c.model_type);  // throws for a family that has none
   if (!carries_layers(c))
     refuse("moe_layer_freq", c.moe_layer_freq, "every layer after the leading dense ones is a MoE layer there");
-  if (c.moe_layers() > 0 && c.norm_topk_prob && c.experts_per_token() > 1)
-    refuse("norm_topk_prob", true, "the chosen experts' scores are not normalised there");
-  if (c.moe_layers() > 0 && c.shared_experts() == 0) refuse("n_shared_experts", 0, "a MoE layer has shared experts there");
-  if (c.moe_layers() > 0 && c.selection_bias())
-    refuse("topk_method", c.topk_method, "experts are chosen without a bias there");
-  if (c.moe_layers() > 0 && c.scoring_func != "softmax")
-    refuse("scoring_func", c.scoring_func, "scores are a softmax there");
-  if (c.moe_layers() > 0 && c.expert_groups() > 1) refuse("n_group", c.expert_groups(), "experts have no groups there");
-  if (c.attention_bias) refuse("attention_bias", true, "the output of attention has no bias there");
+  if (c.moe_layers() > 0) {
+    const bool several = c.experts_per_token() > 1, scaled = c.routed_scaling_factor != 1;
+    if (a.normalised == GgufRule::kNever && c.norm_topk_prob && several)
+      refuse("norm_topk_prob", true, "the chosen experts' scores are not normalised there");
+    if (a.normalised == GgufRule::kAlways && !c.norm_topk_prob)
+      refuse("norm_topk_prob", false, "the chosen experts' scores are always normalised there");
+    if (a.needs_shared && c.shared_experts() == 0) refuse("n_shared_experts", 0, "a MoE layer has shared experts there");
+    if (a.selection_bias == GgufRule::kNever && c.selection_bias())
+      refuse("topk_method", c.topk_method, "experts are chosen without a bias there");
+    if (a.selection_bias == GgufRule::kAlways && !c.selection_bias())
+      refuse("topk_method", c.topk_method, "experts are chosen with a bias there");
+    if (!a.any_score && c.scoring_func != "softmax") refuse("scoring_func", c.scoring_func, "scores are a softmax there");
+    if (!a.any_score && a.name != "deepseek" && scaled)
+      refuse("routed_scaling_factor", c.routed_scaling_factor, "weights are not scaled there");
+    if (c.expert_groups() > 1) refuse("n_group", c.expert_groups(), "experts have no groups there");
+    if (!a.dense_layers && c.first_k_dense_replace > 0)
+      refuse("first_k_dense_replace", c.first_k_dense_replace, "every layer is a MoE layer there");
+  }
+  if (c.attention_bias && !a.qkv_bias) refuse("attention_bias", true, "the output of attention has no bias there");
   if (c.rope_scaling.type == RopeScalingType::kDynamic)
     refuse("rope_scaling", "dynamic", "only linear scaling and none are known there");
-  if (c.num_attention_heads * c.head_dim() != c.hidden_size)
+  if (!a.any_head && c.num_attention_heads * c.head_dim() != c.hidden_size)
     refuse("head_dim", c.head_dim(), "heads are as wide as hidden_size / num_attention_heads there");
+  if (a.needs_equal_heads && c.kv_heads() != c.num_attention_heads)
+    refuse("num_key_value_heads", c.kv_heads(), "there are as many as heads there");
+  if (a.needs_head && c.tie_word_embeddings) refuse("tie_word_embeddings", true, "the head is a tensor of its own there");
 }
 
 io::GgufMetadata gguf_metadata(const ModelConfig& c, const std::string& name) {
   c.validate();
   check_gguf_carries(c);
+  const Keys key{gguf_architecture_of(c.model_type)};
+  const GgufArchitecture& a = key.architecture;
   GgufMetadata m(name);
   const auto put = [&](const char* k, Index value) { m.set(key(k), GgufValue::u32(static_cast<std::uint32_t>(value))); };
   const auto real = [&](const char* k, double value) { m.set(key(k), GgufValue::f32(static_cast<float>(value))); };
-  m.set("general.architecture", GgufValue::string(kArchitecture));
+  m.set("general.architecture", GgufValue::string(std::string(a.name)));
   m.set("general.type", GgufValue::string("model"));
   m.set("general.name", GgufValue::string(name));
   put("block_count", c.num_hidden_layers);
   put("context_length", c.max_position_embeddings);
   put("embedding_length", c.hidden_size);
-  put("feed_forward_length", c.intermediate_size);
+  const bool one_width = spellings(family_of(c.model_type), "moe_intermediate_size").front() == "intermediate_size";
+  put("feed_forward_length", one_width ? c.moe_intermediate_size : c.intermediate_size);
   put("attention.head_count", c.num_attention_heads);
   put("attention.head_count_kv", c.kv_heads());
   real("attention.layer_norm_rms_epsilon", c.rms_norm_eps);
   real("rope.freq_base", c.rope_theta);
-  put("rope.dimension_count", c.head_dim());
+  put("rope.dimension_count", c.rotary_width());
+  if (a.any_head) {
+    put("attention.key_length", c.head_dim());
+    put("attention.value_length", c.head_dim());
+  }
   const bool linear = c.rope_scaling.type == RopeScalingType::kLinear;
   m.set(key("rope.scaling.type"), GgufValue::string(linear ? "linear" : "none"));
   if (linear) real("rope.scaling.factor", c.rope_scaling.factor);
@@ -234,22 +302,25 @@ io::GgufMetadata gguf_metadata(const ModelConfig& c, const std::string& name) {
   put("expert_shared_count", moe ? c.shared_experts() : 0);
   put("expert_feed_forward_length", moe ? c.moe_intermediate_size : 0);
   real("expert_weights_scale", c.routed_scaling_factor);
+  if (a.any_score) put("expert_gating_func", c.scoring_func == "sigmoid" ? 2 : 1);
+  if (a.normalised == GgufRule::kKey) m.set(key("expert_weights_norm"), GgufValue::boolean(c.norm_topk_prob));
+  if (a.shared_width) put("expert_shared_feed_forward_length", c.shared_experts() * c.moe_intermediate_size);
   m.set(kModelJson, GgufValue::string(c.to_json()));
   return m;
 }
 
 ModelConfig config_from_gguf(const io::GgufFile& file) {
   const GgufMetadata& m = file.metadata();
-  check_supported(m);
-  ModelConfig c;
-  c.num_key_value_heads.reset();
-  c.bos_token_id.reset();
-  c.eos_token_id.clear();
+  const Keys key{supported_architecture(m)};
+  ModelConfig c = bare_config(key.architecture);
   if (m.contains(kModelJson))
     c = ModelConfig::from_json(m.text(kModelJson), fmt::format("{}: {}", file.path(), kModelJson));
-  read_sizes(file, c);
-  read_experts(file, c);
-  read_gate(file, c);
+  if (c.model_type != key.architecture.model_type)
+    fail(ErrorCode::kUnsupported, "{}: architecture {} is not that of the model_type \"{}\" in {}", m.where(),
+         in_quotes(key.architecture.name), c.model_type, kModelJson);
+  read_sizes(file, key, c);
+  read_experts(file, key, c);
+  read_gate(file, key, c);
   read_tokens(m, c);
   // f32 is what the format has; where config.json says the same number with more digits, that is kept.
   const auto keep = [&](double& value, const char* name, double otherwise) {
@@ -259,18 +330,21 @@ ModelConfig config_from_gguf(const io::GgufFile& file) {
   if (!m.contains(key("attention.layer_norm_rms_epsilon"))) m.number(key("attention.layer_norm_rms_epsilon"));
   keep(c.rms_norm_eps, "attention.layer_norm_rms_epsilon", c.rms_norm_eps);
   keep(c.rope_theta, "rope.freq_base", 10000);
-  const RopeScaling scaling = read_scaling(m);
+  const RopeScaling scaling = read_scaling(m, key);
   if (scaling.type != c.rope_scaling.type ||
       static_cast<float>(scaling.factor) != static_cast<float>(c.rope_scaling.factor))
     c.rope_scaling = scaling;
   c.tie_word_embeddings = !file.contains("output.weight");
   c.attention_bias = file.contains("blk.0.attn_q.bias");
+  if (knows(family_of(c.model_type), "use_qk_norm")) c.use_qk_norm = file.contains("blk.0.attn_q_norm.weight");
   try {
     c.validate();
   } catch (const Error& error) {
     throw Error(error.code(), file.path() + ": " + error.what());
   }
-  check_gguf_keys(m, key(""), kRead, c);
+  std::vector<std::string_view> read(std::begin(kRead), std::end(kRead));
+  if (key.architecture.further_layers) read.push_back(kFurtherLayers);
+  check_gguf_keys(m, key(""), read, c);
   return c;
 }
 

@@ -1,4 +1,4 @@
-// A model's config as GGUF metadata of architecture "deepseek", and back.
+// A model's config as GGUF metadata of its family's architecture, and back.
 #pragma once
 
 #include <string>
@@ -8,9 +8,8 @@
 
 namespace dsmoe {
 
-// Throws Error naming the field when the architecture cannot carry the model: readers of such files assume softmax
-// scores without renormalisation, every layer after the leading dense ones a MoE layer with shared experts, heads of
-// hidden_size / num_attention_heads, and no biases.
+// Throws Error naming the field when the architecture cannot carry the model, because of what readers of such files take
+// for granted (gguf_names.h).
 void check_gguf_carries(const ModelConfig& config);
 
 // All keys but those of the tokenizer and of the tensors' types. The text of config.json goes along under a key of our

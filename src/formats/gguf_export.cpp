@@ -104,18 +104,16 @@ class RowConverter {
 
 void write_parameter(RowConverter& converter, Output& out, const GgufTensor& t, const io::TensorSpec& spec,
                      const Tensor& tensor) {
-  if (t.heads == 0 && tensor.dtype() == spec.dtype)
+  if (!t.order.changes() && tensor.dtype() == spec.dtype)
     return out.append(spec.name, {static_cast<const std::byte*>(tensor.raw()), tensor.bytes()});
-  // A vector is one row, except where its numbers change places.
-  const bool vector = tensor.rank() == 1;
-  const Index rows = vector && t.heads == 0 ? 1 : tensor.dim(0), columns = tensor.numel() / rows;
-  const Index head_dim = t.heads > 0 ? rows / t.heads : 0;
-  const auto* const data = static_cast<const char*>(tensor.raw());
+  // A vector is one row.
+  const Tensor ordered = to_file_order(tensor, t.order);
+  const Index rows = tensor.rank() == 1 ? 1 : tensor.dim(0), columns = tensor.numel() / rows;
+  const auto* const data = static_cast<const char*>(ordered.raw());
   const std::size_t stride = row_bytes(tensor.dtype(), columns);
   try {
-    converter.convert(spec, rows, columns, tensor.dtype(), [&](Index r) {
-      return data + static_cast<std::size_t>(t.heads > 0 ? gguf_row(r, head_dim) : r) * stride;
-    });
+    converter.convert(spec, rows, columns, tensor.dtype(),
+                      [&](Index r) { return data + static_cast<std::size_t>(r) * stride; });
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kInvalidArgument) throw;
     throw Error(error.code(), fmt::format("tensor '{}': {}", spec.name, error.what()));

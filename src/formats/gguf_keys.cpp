@@ -78,16 +78,17 @@ void refuse(const GgufMetadata& m, const std::string& key, double usual, bool ze
 void check_gguf_keys(const GgufMetadata& m, std::string_view prefix, std::span<const std::string_view> read,
                      const ModelConfig& c) {
   const auto key = [&](std::string_view name) { return fmt::format("{}{}", prefix, name); };
-  for (const Refused& r : kRefused) refuse(m, key(r.name), r.usual, r.name != "attention.causal", r.why);
+  const auto in = [](std::span<const std::string_view> names, std::string_view name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  for (const Refused& r : kRefused)
+    if (!in(read, r.name)) refuse(m, key(r.name), r.usual, r.name != "attention.causal", r.why);
   refuse(m, key("attention.scale"), 1 / std::sqrt(static_cast<double>(c.head_dim())), true,
          "only 1 / sqrt(head size) is supported");
   const auto shared_width = static_cast<double>(c.shared_experts() * c.moe_intermediate_size);
   refuse(m, key("expert_shared_feed_forward_length"), shared_width, true, "it must follow from the other sizes");
 
   std::string unknown;
-  const auto in = [](std::span<const std::string_view> names, std::string_view name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
   for (const GgufMetadata::Entry& entry : m.entries()) {
     if (!entry.key.starts_with(prefix)) continue;
     const std::string_view name = std::string_view(entry.key).substr(prefix.size());

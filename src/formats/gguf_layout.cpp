@@ -9,17 +9,9 @@
 
 namespace dsmoe {
 
-namespace {
-
-// Heads whose rows GGUF has in another order.
-Index rotated_heads(const LayerSpec& layer, const Parameter& p) {
-  return p.shape[0] / std::get<GqaSpec>(layer.attention).head_dim;
-}
-
-}  // namespace
-
 std::vector<GgufTensor> gguf_layout(const ModelConfig& config, const std::vector<Parameter>& parameters) {
-  const GgufNames& names = gguf_names(config.model_type);
+  const GgufArchitecture& architecture = gguf_architecture_of(config.model_type);
+  const GgufNames& names = architecture.names;
   const ModelSpec spec = spec_of(config);
   std::map<std::pair<Index, std::string_view>, std::vector<std::size_t>> groups;
   for (std::size_t i = 0; i < parameters.size(); ++i) groups[{parameters[i].layer, parameters[i].role}].push_back(i);
@@ -28,10 +20,11 @@ std::vector<GgufTensor> gguf_layout(const ModelConfig& config, const std::vector
     const auto found = groups.find({layer, name.role});
     if (found == groups.end()) return;
     const Parameter& first = parameters[found->second.front()];
-    GgufTensor t{std::string(name.name), first.role, first.shape, first.traits, layer, found->second, 0};
+    GgufTensor t{std::string(name.name), first.role, first.shape, first.traits, layer, found->second, {}};
+    if (name.role == "feed_forward_norm.weight") t.name = architecture.feed_forward_norm;
+    t.order = row_order(first, architecture.pairs);
     if (layer >= 0) t.name = fmt::format("blk.{}.{}", layer, t.name);
     if (first.expert >= 0) t.shape = {static_cast<Index>(t.parameters.size()), first.shape[0], first.shape[1]};
-    if (name.pairs_of_rows) t.heads = rotated_heads(spec.layers[static_cast<std::size_t>(layer)], first);
     list.push_back(std::move(t));
   };
   for (const GgufName& name : names.before) add(-1, name);

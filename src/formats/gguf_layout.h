@@ -1,5 +1,5 @@
 // Which parameters each tensor of a GGUF file holds. Two things differ from a checkpoint: a layer's routed experts are
-// stacked into one tensor per projection, and the rows of the query and key projections are in another order.
+// stacked into one tensor per projection, and the rows of the query and key projections may be in another order.
 #pragma once
 
 #include <string>
@@ -7,6 +7,7 @@
 
 #include "dsmoe/model_config.h"
 #include "model/parameters.h"
+#include "model/row_order.h"
 
 namespace dsmoe {
 
@@ -17,7 +18,7 @@ struct GgufTensor {
   ParameterTraits traits;
   Index layer;
   std::vector<std::size_t> parameters;  // their numbers in the list, in the order of their rows
-  Index heads = 0;                      // over 0: rows are ordered by gguf_row within each of so many heads
+  RowOrder order = {};                  // of rows in the file
 };
 
 // In the order in which we write them, which is that in which a token needs them.

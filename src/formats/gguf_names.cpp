@@ -10,10 +10,12 @@ constexpr GgufName kBefore[] = {{"embedding.weight", "token_embd.weight"}};
 
 constexpr GgufName kLayer[] = {
     {"attention_norm.weight", "attn_norm.weight"},
-    {"attention.q.weight", "attn_q.weight", true},
-    {"attention.q.bias", "attn_q.bias", true},
-    {"attention.k.weight", "attn_k.weight", true},
-    {"attention.k.bias", "attn_k.bias", true},
+    {"attention.q.weight", "attn_q.weight"},
+    {"attention.q.bias", "attn_q.bias"},
+    {"attention.k.weight", "attn_k.weight"},
+    {"attention.k.bias", "attn_k.bias"},
+    {"attention.q_norm.weight", "attn_q_norm.weight"},
+    {"attention.k_norm.weight", "attn_k_norm.weight"},
     {"attention.v.weight", "attn_v.weight"},
     {"attention.v.bias", "attn_v.bias"},
     {"attention.o.weight", "attn_output.weight"},
@@ -34,18 +36,81 @@ constexpr GgufName kLayer[] = {
 
 constexpr GgufName kAfter[] = {{"final_norm.weight", "output_norm.weight"}, {"head.weight", "output.weight"}};
 
-constexpr struct {
-  std::string_view model_type;
-  GgufNames names;
-} kFamilies[] = {{"deepseek", {kBefore, kLayer, kAfter}}};
+constexpr GgufNames kNames = {kBefore, kLayer, kAfter};
+
+constexpr GgufArchitecture kArchitectures[] = {
+    {.name = "deepseek",
+     .model_type = "deepseek",
+     .names = kNames,
+     .pairs = true,
+     .any_head = false,
+     .needs_shared = true,
+     .dense_layers = true},
+    {.name = "qwen3moe", .model_type = "qwen3_moe", .names = kNames, .normalised = GgufRule::kAlways},
+    {.name = "glm4moe",
+     .model_type = "glm4_moe",
+     .names = kNames,
+     .feed_forward_norm = "post_attention_norm.weight",
+     .normalised = GgufRule::kKey,
+     .selection_bias = GgufRule::kAlways,
+     .any_score = true,
+     .partial_rotary = true,
+     .qkv_bias = true,
+     .dense_layers = true,
+     .further_layers = true},
+    {.name = "olmoe",
+     .model_type = "olmoe",
+     .names = kNames,
+     .any_head = false,
+     .needs_head = true,
+     .needs_equal_heads = true},
+    {.name = "llama", .model_type = "mixtral", .names = kNames, .pairs = true, .normalised = GgufRule::kAlways},
+    {.name = "ernie4_5-moe",
+     .model_type = "ernie4_5_moe",
+     .names = kNames,
+     .pairs = true,
+     .normalised = GgufRule::kAlways,
+     .selection_bias = GgufRule::kKey,
+     .dense_layers = true,
+     .shared_width = true},
+    {.name = "minimax-m2",
+     .model_type = "minimax_m2",
+     .names = kNames,
+     .normalised = GgufRule::kAlways,
+     .selection_bias = GgufRule::kAlways,
+     .any_score = true,
+     .partial_rotary = true,
+     .needs_head = true},
+    {.name = "dots1",
+     .model_type = "dots1",
+     .names = kNames,
+     .normalised = GgufRule::kKey,
+     .selection_bias = GgufRule::kKey,
+     .any_score = true,
+     .needs_shared = true,
+     .needs_head = true,
+     .dense_layers = true},
+};
 
 }  // namespace
 
-const GgufNames& gguf_names(std::string_view model_type) {
-  for (const auto& family : kFamilies)
-    if (family.model_type == model_type) return family.names;
+const GgufArchitecture& gguf_architecture_of(std::string_view model_type) {
+  for (const GgufArchitecture& a : kArchitectures)
+    if (a.model_type == model_type) return a;
   fail(ErrorCode::kUnsupported,
        "models of model_type \"{}\" cannot be a GGUF file yet; keep the model as a Hugging Face folder", model_type);
+}
+
+const GgufArchitecture* find_gguf_architecture(std::string_view name) {
+  for (const GgufArchitecture& a : kArchitectures)
+    if (a.name == name) return &a;
+  return nullptr;
+}
+
+std::string known_gguf_architectures() {
+  std::string all;
+  for (const GgufArchitecture& a : kArchitectures) all += fmt::format("{}\"{}\"", all.empty() ? "" : ", ", a.name);
+  return all;
 }
 
 }  // namespace dsmoe

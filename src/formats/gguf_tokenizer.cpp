@@ -61,25 +61,42 @@ struct Tokens {
   }
 };
 
+// Tokenizers of these pipelines bring texts into NFC. Other readers of such files do not, which changes nothing for texts
+// that are in this form already, as nearly all are.
+bool implies_nfc(std::string_view pre) { return pre == "qwen2" || pre == "olmo"; }
+
+bool is_nfc(const Json& normalizer) {
+  if (normalizer.value("type", "") != "Sequence") return normalizer.value("type", "") == "NFC";
+  const Json parts = normalizer.value("normalizers", Json::array());
+  return parts.size() == 1 && parts[0].is_object() && is_nfc(parts[0]);
+}
+
 // Names the pipeline, after what the format takes for granted is seen to be so.
 std::string pipeline_name(const Json& file) {
   const Json pre = file.value("pre_tokenizer", Json());
   const std::string name = pre.is_object() ? pre_tokenizer_name(pre.dump()) : "";
   if (name.empty()) cannot_carry("its pre_tokenizer is none of those with a name there");
   const Json normalizer = file.value("normalizer", Json());
-  if (!normalizer.is_null() && !normalizer.value("normalizers", Json::array({0})).empty())
-    cannot_carry("it has a normalizer, which is not known there");
-  // Readers decide by the name whether a piece that is a token as a whole is left so.
+  const bool none = normalizer.is_null() || normalizer.value("normalizers", Json::array({0})).empty();
+  const bool nfc = !none && is_nfc(normalizer);
+  if (!none && !nfc) cannot_carry("it has a normalizer, which is not known there");
+  // The name says whether texts are brought into NFC, and whether a piece that is a token as a whole is left so.
   const bool ignore_merges = file.at("model").value("ignore_merges", Json(false)) == Json(true);
+  if (name == "llama-bpe" && !ignore_merges && !nfc) return "glm4";
+  if (name == "gpt-2" && nfc && !ignore_merges) return "olmo";
+  if (nfc != implies_nfc(name)) cannot_carry(fmt::format("its normalizer does not go with {}", name));
   if (ignore_merges != (name == "llama-bpe"))
     cannot_carry(fmt::format("ignore_merges {} does not go with {}", ignore_merges, name));
   return name;
 }
 
-// Two programs give the llama pipeline several names.
+// One way of cutting a text has several names.
 std::string pre_tokenizer_key(const GgufMetadata& m) {
   const std::string pre = m.text(kPre);
-  return pre == "llama3" || pre == "llama-v3" ? "llama-bpe" : pre;
+  if (pre == "llama3" || pre == "llama-v3" || pre == "glm4") return "llama-bpe";
+  if (pre == "hunyuan") return "qwen2";
+  if (pre == "minimax-m2") return "gpt-4o";
+  return pre == "olmo" ? "gpt-2" : pre;
 }
 
 AddedToken added_token(std::int32_t id, const std::string& text, bool special) {
@@ -90,6 +107,7 @@ TokenizerParts read_parts(const GgufMetadata& m) {
   TokenizerParts parts;
   parts.pre_tokenizer = pre_tokenizer_json(pre_tokenizer_key(m));
   parts.ignore_merges = m.text(kPre).starts_with("llama");
+  parts.nfc = implies_nfc(m.text(kPre));
   parts.vocab = m.texts(kTokens);
   parts.merges = m.texts(kMerges);
   std::vector<std::int64_t> types(parts.vocab.size(), kNormal);

@@ -1,9 +1,12 @@
 #include "formats/gguf_weights.h"
 
 #include <algorithm>
-#include <cstring>
+#include <charconv>
 
 #include "core/fail.h"
+#include "core/log.h"
+#include "core/printable.h"
+#include "formats/gguf_names.h"
 #include "formats/gguf_rows.h"
 #include "formats/mapped_tensors.h"
 #include "io/checkpoint.h"
@@ -26,21 +29,17 @@ Tensor checked(const io::GgufFile& file, const GgufTensor& t) {
   return tensor;
 }
 
-// Rows back into the order of a checkpoint; a bias has rows of one number.
-Tensor unpermuted(const Tensor& from, Index heads) {
-  Tensor to(from.dtype(), from.shape());
-  const Index rows = from.dim(0), head_dim = rows / heads;
-  const std::size_t bytes = from.bytes() / static_cast<std::size_t>(rows);
-  auto* const out = static_cast<char*>(to.raw_mutable());
-  const auto* const in = static_cast<const char*>(from.raw());
-  for (Index r = 0; r < rows; ++r)
-    std::memcpy(out + static_cast<std::size_t>(gguf_row(r, head_dim)) * bytes, in + static_cast<std::size_t>(r) * bytes,
-                bytes);
-  return to;
-}
-
 // Readers of this architecture know no bias of attention's output, so a file with the other three has none.
 bool may_be_missing(const GgufTensor& t) { return t.role == "attention.o.bias"; }
+
+// "blk.N." of a layer behind the last, where the architecture has such layers, for predicting further tokens.
+bool is_further_layer(const io::GgufFile& file, const std::string& name, Index layers) {
+  const GgufArchitecture* const a = find_gguf_architecture(file.metadata().text("general.architecture", ""));
+  if (!a || !a->further_layers || !name.starts_with("blk.")) return false;
+  Index number = -1;
+  std::from_chars(name.data() + 4, name.data() + name.size(), number);
+  return number >= layers;
+}
 
 }  // namespace
 
@@ -52,9 +51,19 @@ void check_gguf_names(const io::GgufFile& file, const std::vector<GgufTensor>& l
     if (!file.contains(t.name) && !may_be_missing(t)) difference.missing.push_back(t.name);
   }
   std::sort(names.begin(), names.end());
-  for (const io::GgufTensorInfo& t : file.tensors())
-    if (!std::binary_search(names.begin(), names.end(), t.name)) difference.extra.push_back(t.name);
+  Index layers = 0;
+  for (const GgufTensor& t : layout) layers = std::max(layers, t.layer + 1);
+  std::string passed;
+  for (const io::GgufTensorInfo& t : file.tensors()) {
+    if (std::binary_search(names.begin(), names.end(), t.name)) continue;
+    if (!is_further_layer(file, t.name, layers))
+      difference.extra.push_back(t.name);
+    else if (passed.empty())
+      passed = t.name;
+  }
   if (!difference.empty()) throw Error(ErrorCode::kFormat, difference.message());
+  if (!passed.empty())
+    note("{}: layers that predict further tokens are not read: {} and what follows", file.path(), in_quotes(passed));
 }
 
 DType gguf_compute_dtype(const io::GgufFile& file) {
@@ -67,7 +76,7 @@ DType gguf_compute_dtype(const io::GgufFile& file) {
 Tensor gguf_parameter(const io::GgufFile& file, const GgufTensor& t, std::size_t number) {
   if (may_be_missing(t) && !file.contains(t.name)) return Tensor::zeros(DType::kF32, t.shape);
   const Tensor tensor = checked(file, t);
-  if (t.heads > 0) return unpermuted(tensor, t.heads);
+  if (t.order.changes()) return to_memory_order(tensor, t.order);
   if (t.traits.group != ParameterGroup::kRoutedExperts) return tensor;
   const auto expert = static_cast<Index>(number);
   return tensor.rows(expert, expert + 1).reshape({t.shape[1], t.shape[2]});
@@ -89,7 +98,7 @@ ModelWeights load_gguf_weights(io::GgufFile file, const ModelConfig& config, std
       tensors[t.parameters[i]] = as_it_is ? tensor : to_plain(tensor, is_matrix(t) ? compute : DType::kF32);
     }
     // The rows of the copy are used from now on; without this the map's would stay in memory beside them.
-    if (t.heads > 0) file.advise(t.name, io::Advice::kDontNeed);
+    if (t.order.changes()) file.advise(t.name, io::Advice::kDontNeed);
   }
   auto check = check_of(file.maps(), tensors);
   ModelWeights weights = listed_weights(config, parameters, std::move(tensors));

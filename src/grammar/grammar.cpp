@@ -54,4 +54,19 @@ std::uint32_t Grammar::add_rule(std::string name, Ref body) {
   return rule;
 }
 
+std::uint32_t Grammar::add_grammar(const Grammar& other) {
+  const auto first_rule = static_cast<std::uint32_t>(rules_.size());
+  const auto first_expr = static_cast<Ref>(exprs_.size());
+  for (Expr expr : other.exprs_) {
+    for (Ref& part : expr.parts) part += first_expr;
+    if (expr.kind == ExprKind::kRule) expr.rule += first_rule;
+    add(std::move(expr));
+  }
+  for (const Rule& rule : other.rules_) {
+    const std::uint32_t here = add_rule(rule.name);
+    if (rule.defined) define(here, rule.body + first_expr);
+  }
+  return first_rule + other.root;
+}
+
 }  // namespace dsmoe::grammar

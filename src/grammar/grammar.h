@@ -52,6 +52,7 @@ class Grammar {
   std::uint32_t add_rule(std::string name);
   void define(std::uint32_t rule, Ref body);
   std::uint32_t add_rule(std::string name, Ref body);
+  std::uint32_t add_grammar(const Grammar& other);  // all of its rules; the root's number here
 
   const Expr& expr(Ref ref) const { return exprs_[ref]; }
   std::size_t size() const { return exprs_.size(); }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/available_memory.h"
+#include "core/caught_error.h"
 #include "core/device.h"
 #include "core/fail.h"
 #include "core/options.h"
@@ -15,20 +16,20 @@ namespace dsmoe {
 
 void EngineOptions::validate() const { validate_options(*this); }
 
-namespace infer {
-
-const char* to_string(End end) {
+const char* to_string(RequestEnd end) {
   switch (end) {
-    case End::kLength: return "length";
-    case End::kEos: return "eos";
-    case End::kStop: return "stop";
-    case End::kContext: return "context";
-    case End::kCancelled: return "cancelled";
-    case End::kTimeout: return "timeout";
-    case End::kError: return "error";
+    case RequestEnd::kLength: return "length";
+    case RequestEnd::kEos: return "eos";
+    case RequestEnd::kStop: return "stop";
+    case RequestEnd::kContext: return "context";
+    case RequestEnd::kCancelled: return "cancelled";
+    case RequestEnd::kTimeout: return "timeout";
+    case RequestEnd::kError: return "error";
   }
   return "unknown";
 }
+
+namespace infer {
 
 namespace {
 
@@ -53,13 +54,15 @@ Index tokens_that_fit(const Transformer& model, DType dtype) {
 
 }  // namespace
 
-Engine::Engine(Context& ctx, const Transformer& model, const EngineOptions& options, std::optional<Tokenizer> tokenizer)
+Engine::Engine(Context& ctx, const Transformer& model, const EngineOptions& options, std::optional<Tokenizer> tokenizer,
+               Ahead ahead)
     : ctx_(ctx),
       model_(model),
       options_(options),
       tokenizer_(std::move(tokenizer)),
       context_(options.context > 0 ? options.context : model.config().max_position_embeddings),
-      scheduler_(make_scheduler()) {
+      scheduler_(make_scheduler()),
+      ahead_(ahead == Ahead::kAlways || (ahead == Ahead::kAuto && ctx.backend() == Backend::kCuda)) {
   publish(0);
 }
 
@@ -67,6 +70,8 @@ Engine::~Engine() = default;
 
 Scheduler Engine::make_scheduler() {
   options_.validate();
+  // A GPU runs 2048 rows in about twice the time of 256; a CPU's time grows with every row, and others wait for it.
+  if (options_.step_tokens == 0) options_.step_tokens = model_.device() == Device::kCuda ? 2048 : 512;
   const EngineOptions& options = options_;
   const DType dtype = model_.kv_dtype(options.kv_type);
   const Index page = KvPool::kPageTokens, whole = KvPool::pages_for(context_) * page;
@@ -105,7 +110,7 @@ void Engine::check(const Request& r) const {
 std::optional<RequestId> Engine::submit(Request request) {
   check(request);
   auto job = std::make_unique<Job>(0, std::move(request), KvSequence(scheduler_.shared_pool(), context_));
-  if (tokenizer_) job->stream.emplace(*tokenizer_, job->request.options.stop);
+  if (tokenizer_) job->stream.emplace(*tokenizer_, job->request.options.stop, job->request.shown_tokens);
   const double limit = job->request.seconds > 0 ? job->request.seconds : options_.request_seconds;
   if (limit > 0 && limit < 1e9)
     job->deadline = job->submitted + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit));
@@ -114,9 +119,9 @@ std::optional<RequestId> Engine::submit(Request request) {
     ++refused_;
     return {};
   }
-  ++inside_;
-  job->id = ++last_id_;
-  arrived_.push_back(std::move(job));
+  job->id = last_id_ + 1;
+  arrived_.push_back(std::move(job));  // may throw: what counts it comes after
+  ++inside_, ++last_id_;
   wake_.notify_one();
   return last_id_;
 }
@@ -152,25 +157,39 @@ void Engine::run() {
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [&] { return inside_ > 0 || !cancelled_.empty() || closed_ || stopped_; });
-      if (!stopped_ && closed_ && inside_ == 0) return;
-      if (stopped_) break;
+      if (stopped_ || (closed_ && inside_ == 0)) break;
     }
-    step();
+    try {
+      step();
+    } catch (...) {  // no request's own: a callback's, or that of memory between passes
+      end_all(End::kError, caught_error());
+    }
   }
-  take_messages();
-  for (Job* job : scheduler_.select([](const Job&) { return true; })) end(*job, End::kCancelled);
+  try {
+    take_messages();
+  } catch (...) {  // of the callback of one that was cancelled
+  }
+  end_all(End::kCancelled);
+}
+
+void Engine::end_all(End reason, const std::optional<Error>& error) {
+  flights_.clear();
+  for (Job* job : scheduler_.select([](const Job&) { return true; })) try {
+      end(*job, reason, error);
+    } catch (...) {  // of its callback; the others are still to end
+    }
   publish(0);
 }
 
 void Engine::take_messages() {
-  std::vector<std::unique_ptr<Job>> arrived;
+  Scheduler::Jobs arrived;
   std::vector<RequestId> cancelled;
   {
     const std::lock_guard lock(mutex_);
     arrived.swap(arrived_);
     cancelled.swap(cancelled_);
   }
-  for (auto& job : arrived) scheduler_.add(std::move(job));
+  scheduler_.add(std::move(arrived));
   if (cancelled.empty()) return;
   for (Job* job : scheduler_.select(
            [&](const Job& j) { return std::find(cancelled.begin(), cancelled.end(), j.id) != cancelled.end(); }))
@@ -186,38 +205,62 @@ void Engine::end_overdue() {
 bool Engine::step() {
   take_messages();
   end_overdue();
-  const std::vector<Share> shares = scheduler_.plan(ctx_);
-  Index tokens = 0;
-  for (const std::vector<Share>& pass : passes_of(shares)) {
-    for (const Share& share : pass) tokens += share.tokens;
-    run_pass(pass);
+  const bool busy = !flights_.empty();
+  std::vector<std::vector<Share>> passes = passes_of(scheduler_.plan(ctx_));
+  bool ahead = goes_ahead(passes);
+  if (!ahead && busy) {  // what is on its way says how it goes on
+    while (!flights_.empty()) land();
+    passes = passes_of(scheduler_.plan(ctx_));
+    ahead = goes_ahead(passes);
   }
+  careful_ = false;
+  Index tokens = 0;
+  for (const std::vector<Share>& pass : passes) {
+    for (const Share& share : pass) tokens += share.tokens;
+    ahead ? launch_ahead(pass) : run_pass(pass);
+  }
+  if (flights_.size() > 1) land();
   publish(tokens);
-  return !shares.empty();
+  return busy || !passes.empty();
+}
+
+bool Engine::goes_ahead(const std::vector<std::vector<Share>>& passes) const {
+  return ahead_ && !careful_ && passes.size() == 1 &&
+         std::all_of(passes[0].begin(), passes[0].end(), [](const Share& s) { return s.job->may_run_ahead(); });
 }
 
 void Engine::end(Job& gone, End reason, std::optional<Error> error) {
+  for (Flight& flight : flights_) flight.forget(gone);
   const std::unique_ptr<Job> job = scheduler_.remove(gone);
-  Token rest;
-  if (job->stream) rest.text = job->stream->finish();
-  rest.routing = std::move(job->trace);
-  if (job->request.on_token && (!rest.text.empty() || rest.routing.tokens > 0)) job->request.on_token(std::move(rest));
-  Ended ended{.reason = reason,
-              .prompt_tokens = job->prompt_tokens(),
-              .cached_tokens = job->cached,
-              .generated_tokens = job->generated(),
-              .seconds = seconds_between(job->submitted, Clock::now()),
-              .error = std::move(error)};
-  if (job->request.embedding && reason == End::kLength)
-    for (const double sum : job->sum)
-      ended.embedding.push_back(static_cast<float>(sum / static_cast<double>(job->prompt_tokens())));
-  ++now_.ended[static_cast<std::size_t>(reason)];
-  now_.request.add(ended.seconds);
   {
     const std::lock_guard lock(mutex_);
     --inside_;
   }
+  Ended ended{.reason = reason,
+              .prompt_tokens = job->prompt_tokens(),
+              .cached_tokens = job->cached,
+              .generated_tokens = job->generated(),
+              .error = std::move(error)};
+  try {
+    give_rest(*job);
+    if (job->request.embedding && reason == End::kLength)
+      for (const double sum : job->sum)
+        ended.embedding.push_back(static_cast<float>(sum / static_cast<double>(job->prompt_tokens())));
+  } catch (...) {  // nobody has the job any more, so nobody else could tell its end
+    ended.reason = End::kError;
+    if (!ended.error) ended.error = caught_error();
+  }
+  ended.seconds = seconds_between(job->submitted, Clock::now());
+  ++now_.ended[static_cast<std::size_t>(ended.reason)];
+  now_.request.add(ended.seconds);
   if (job->request.on_end) job->request.on_end(std::move(ended));
+}
+
+void Engine::give_rest(Job& job) {
+  Token rest;
+  if (job.stream) rest.text = job.stream->finish();
+  rest.routing = std::move(job.trace);
+  if (job.request.on_token && (!rest.text.empty() || rest.routing.tokens > 0)) job.request.on_token(std::move(rest));
 }
 
 void Engine::prompt_done(Job& job) {
@@ -228,7 +271,8 @@ void Engine::prompt_done(Job& job) {
   if (job.request.on_prompt) job.request.on_prompt({job.prompt_tokens(), job.cached, std::move(job.prompt_logprobs)});
 }
 
-void Engine::take_token(Job& job, Chosen chosen) {
+// `length`: of the sequence when the token was chosen.
+void Engine::take_token(Job& job, Index length, Chosen chosen) {
   const GenerateOptions& o = job.request.options;
   if (o.max_tokens == 0) return end(job, End::kLength);
   const auto is_end = [&] { return std::find(o.end_tokens.begin(), o.end_tokens.end(), chosen.id) != o.end_tokens.end(); };
@@ -246,7 +290,7 @@ void Engine::take_token(Job& job, Chosen chosen) {
               std::exchange(job.trace, {})};
   if (job.request.on_token) job.request.on_token(std::move(token));
   if (job.stream && job.stream->stopped()) return end(job, End::kStop);
-  if (job.sequence.length() == context_) return end(job, End::kContext);
+  if (length == context_) return end(job, End::kContext);
   if (o.max_tokens >= 0 && job.generated() >= o.max_tokens) return end(job, End::kLength);
 }
 
@@ -255,8 +299,11 @@ void Engine::publish(Index tokens) {
   now_.pages = scheduler_.pool().pages(), now_.free_pages = scheduler_.pool().free_pages();
   now_.cached_pages = scheduler_.cache().pages(), now_.preemptions = scheduler_.preemptions();
   now_.steps += tokens > 0, now_.step_tokens += static_cast<std::uint64_t>(tokens);
-  const std::lock_guard lock(mutex_);
-  stats_ = now_;
+  {
+    const std::lock_guard lock(mutex_);
+    stats_ = now_;
+  }
+  if (on_step_) on_step_();
 }
 
 }  // namespace infer

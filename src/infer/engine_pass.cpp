@@ -1,30 +1,25 @@
 // One pass of the engine: the model, the choice of tokens, and what each request gets of it. Nothing is given to anyone
 // before the pass has succeeded, so a pass that fails can be run again with each request alone: the one that cannot run
-// ends with its error, the others do not notice.
+// ends with its error, the others do not notice. When one of the passes that are on their way fails, all of them are
+// forgotten, and the next step goes to its end.
 #include <algorithm>
 
+#include "core/caught_error.h"
 #include "infer/engine.h"
 #include "infer/token_choice.h"
+#include "ops/sample.h"
 
 namespace dsmoe::infer {
 
-struct Engine::Result {
-  RoutingTrace trace;
-  std::vector<TokenLogprobs> prompt_logprobs;
-  std::vector<double> sum;       // of the hidden states of tokens not summed before
-  std::optional<Chosen> chosen;  // when all tokens of the request have run
-};
-
 namespace {
 
-Error as_error(const std::exception& e) {
-  const auto* const error = dynamic_cast<const Error*>(&e);
-  return error ? *error : Error(ErrorCode::kInternal, e.what());
-}
-
-std::span<const std::int32_t> ids_of(const Share& s) {
-  return std::span(s.job->ids)
-      .subspan(static_cast<std::size_t>(s.job->sequence.length()), static_cast<std::size_t>(s.tokens));
+// A token that is not known here is 0.
+std::vector<std::int32_t> ids_of(const Share& s) {
+  const auto first = s.job->ids.begin() + static_cast<std::ptrdiff_t>(s.job->sequence.length());
+  const bool unseen = s.job->ahead() > 0 && s.tokens == s.job->pending();
+  std::vector<std::int32_t> ids(first, first + static_cast<std::ptrdiff_t>(s.tokens - (unseen ? 1 : 0)));
+  if (unseen) ids.push_back(0);
+  return ids;
 }
 
 bool scores(const Job& job) { return job.request.prompt_logprobs && !job.prompt_done; }
@@ -75,20 +70,80 @@ void score_prompt(const Job& job, const Tensor& logits, Index first, std::vector
 void Engine::run_pass(std::span<const Share> shares) {
   std::vector<Index> before;
   for (const Share& s : shares) before.push_back(s.job->sequence.length());
-  std::vector<Result> results;
+  std::optional<Flight> flight;
+  std::vector<Chosen> chosen;
   std::optional<Error> error;
   try {
-    results = compute(shares);
-  } catch (const std::exception& e) {
-    error = as_error(e);
+    flight.emplace(launch(shares));
+    if (flight->choice) chosen = flight->choice->get(ctx_);
+  } catch (...) {
+    error = caught_error();
   }
-  if (!error) {
-    for (std::size_t i = 0; i < shares.size(); ++i) deliver(shares[i], std::move(results[i]));
-    return;
-  }
+  if (!error) return finish(std::move(*flight), std::move(chosen));
   for (std::size_t i = 0; i < shares.size(); ++i) shares[i].job->sequence.truncate(before[i]);
   if (shares.size() == 1) return end(*shares[0].job, End::kError, std::move(error));
   for (const Share& s : shares) run_pass(std::span(&s, 1));
+}
+
+void Engine::launch_ahead(std::span<const Share> shares) {
+  std::vector<Index> before;
+  for (const Share& s : shares) before.push_back(s.job->sequence.length());
+  try {
+    flights_.push_back(launch(shares));
+  } catch (const std::exception&) {  // of which nobody knows whose it is; the next step finds out
+    for (std::size_t i = 0; i < shares.size(); ++i) shares[i].job->sequence.truncate(before[i]);
+    abandon();
+    return;
+  }
+  Flight& flight = flights_.back();
+  for (const Share& s : flight.shares) s.job->unsure += s.tokens;
+  for (std::size_t row = 0; row < flight.choosers.size(); ++row)
+    flight.shares[flight.choosers[row]].job->ahead_row = static_cast<std::int32_t>(row);
+}
+
+void Engine::land() {
+  std::vector<Chosen> chosen;
+  try {
+    chosen = flights_.front().choice->get(ctx_);
+  } catch (const std::exception&) {
+    return abandon();
+  }
+  Flight flight = std::move(flights_.front());
+  flights_.pop_front();
+  for (const Share& s : flight.shares)
+    if (s.job) s.job->unsure -= s.tokens, s.job->ahead_row = -1;
+  for (const Flight& next : flights_)
+    for (std::size_t row = 0; row < next.choosers.size(); ++row)
+      if (Job* const job = next.shares[next.choosers[row]].job) job->ahead_row = static_cast<std::int32_t>(row);
+  finish(std::move(flight), std::move(chosen));
+}
+
+void Engine::abandon() {
+  for (; !flights_.empty(); flights_.pop_back()) {
+    const Flight& flight = flights_.back();
+    for (std::size_t i = 0; i < flight.shares.size(); ++i) {
+      Job* const job = flight.shares[i].job;
+      if (!job) continue;
+      job->sequence.truncate(std::min(job->sequence.length(), flight.before[i]));  // a preempted one has none
+      job->unsure -= flight.shares[i].tokens;
+      job->ahead_row = -1;
+    }
+  }
+  try {
+    ctx_.synchronize();
+  } catch (const std::exception&) {  // the fault of a pass that is forgotten
+  }
+  careful_ = true;
+}
+
+void Engine::finish(Flight flight, std::vector<Chosen> chosen) {
+  std::vector<std::optional<Chosen>> theirs(flight.shares.size());
+  for (std::size_t row = 0; row < flight.choosers.size() && row < chosen.size(); ++row)
+    theirs[flight.choosers[row]] = std::move(chosen[row]);
+  for (std::size_t i = 0; i < flight.shares.size(); ++i)
+    if (flight.shares[i].job)
+      deliver(flight.shares[i], flight.before[i] + flight.shares[i].tokens, std::move(flight.results[i]),
+              std::move(theirs[i]));
 }
 
 PassHooks Engine::hooks_for(const ForwardBatch& batch, std::span<const Share> shares, std::vector<Result>& results) {
@@ -128,37 +183,52 @@ void Engine::add_hidden(std::span<const Share> shares, const Tensor& hidden, std
   }
 }
 
-std::vector<Engine::Result> Engine::compute(std::span<const Share> shares) {
-  std::vector<Result> results(shares.size());
+ForwardBatch Engine::batch_of(std::span<const Share> shares) {
   ForwardBatch batch;
-  for (const Share& s : shares) batch.add(ctx_, s.job->sequence, ids_of(s), logits_of(s));
-  const PassHooks hooks = hooks_for(batch, shares, results);
+  std::vector<ops::TokenCopy> unseen;
+  for (const Share& s : shares) {
+    const bool ahead = s.job->ahead() > 0 && s.tokens == s.job->pending();
+    batch.add(ctx_, s.job->sequence, ids_of(s), logits_of(s));
+    if (ahead) unseen.push_back({s.job->ahead_row, static_cast<std::int32_t>(batch.tokens() - 1)});
+  }
+  if (unseen.empty()) return batch;
+  const Tensor known = Tensor::view_of(batch.ids());
+  Tensor ids = ctx_.device() == Device::kCpu ? known.clone() : ctx_.place(known);
+  ops::copy_tokens(ctx_, flights_.back().choice->ids(), unseen, ids);
+  batch.take_ids(std::move(ids));
+  return batch;
+}
+
+Flight Engine::launch(std::span<const Share> shares) {
+  Flight flight{.shares = {shares.begin(), shares.end()}, .before = {}, .results = {}, .choosers = {}, .choice = {}};
+  flight.results.resize(shares.size());
+  std::vector<const Job*> jobs;
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    flight.before.push_back(shares[i].job->sequence.length());
+    if (shares[i].job->request.embedding || shares[i].tokens < shares[i].job->pending()) continue;
+    flight.choosers.push_back(i);
+    jobs.push_back(shares[i].job);
+  }
+  const ForwardBatch batch = batch_of(shares);
+  const PassHooks hooks = hooks_for(batch, shares, flight.results);
   if (shares[0].job->request.embedding) {
-    add_hidden(shares, ctx_.fetch(model_.hidden(ctx_, batch, hooks)).to(DType::kF32), results);
-    return results;
+    add_hidden(shares, ctx_.fetch(model_.hidden(ctx_, batch, hooks)).to(DType::kF32), flight.results);
+    return flight;
   }
   Tensor logits = model_.logits(ctx_, batch, hooks);
   if (scores(*shares[0].job)) {  // alone in its pass
     const Index rows = logits.dim(0);
-    score_prompt(*shares[0].job, ctx_.fetch(logits), batch.slices()[0].first_position, results[0].prompt_logprobs);
-    logits = logits.rows(shares[0].job->pending() == 0 ? rows - 1 : rows, rows);
+    score_prompt(*shares[0].job, ctx_.fetch(logits), batch.slices()[0].first_position, flight.results[0].prompt_logprobs);
+    logits = logits.rows(jobs.empty() ? rows : rows - 1, rows);
   }
-  std::vector<const Job*> jobs;
-  std::vector<Result*> theirs;
-  for (std::size_t i = 0; i < shares.size(); ++i) {
-    if (shares[i].job->pending() > 0) continue;  // the pass has advanced the sequences
-    jobs.push_back(shares[i].job);
-    theirs.push_back(&results[i]);
-  }
-  if (jobs.empty()) ctx_.synchronize();  // choosing does so, too: a fault is this pass's own
-  std::vector<Chosen> chosen = choose_tokens(ctx_, logits, jobs);
-  for (std::size_t i = 0; i < jobs.size(); ++i) theirs[i]->chosen = std::move(chosen[i]);
-  return results;
+  const TokenChoice* const before = flights_.empty() ? nullptr : &*flights_.back().choice;
+  flight.choice.emplace(ctx_, logits, jobs, laters_[launched_++ % laters_.size()], before);
+  return flight;
 }
 
-void Engine::deliver(const Share& share, Result result) {
+// `length`: of the sequence after the pass, which may have gone on since.
+void Engine::deliver(const Share& share, Index length, Result result, std::optional<Chosen> chosen) {
   Job& job = *share.job;
-  const Index length = job.sequence.length();
   if (job.request.routing && length > job.routed) {
     result.trace.first = job.routed, result.trace.tokens = length - job.routed;
     append(job.trace, std::move(result.trace));
@@ -170,10 +240,10 @@ void Engine::deliver(const Share& share, Result result) {
     job.sum = std::move(result.sum);
     job.summed = std::max(job.summed, length);
   }
-  if (job.pending() > 0) return;
+  if (length < static_cast<Index>(job.ids.size())) return;
   if (!job.prompt_done) prompt_done(job);
   if (job.request.embedding) return end(job, End::kLength);
-  take_token(job, std::move(*result.chosen));
+  take_token(job, length, std::move(*chosen));
 }
 
 }  // namespace dsmoe::infer

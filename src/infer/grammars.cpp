@@ -16,6 +16,7 @@ grammar::Grammar parsed(const GrammarSource& s) {
   switch (s.kind) {
     case GrammarSource::Kind::kGbnf: return grammar::parse_gbnf(s.text, s.where);
     case GrammarSource::Kind::kJsonSchema: return grammar::parse_json_schema(s.text, s.where);
+    case GrammarSource::Kind::kMade: return s.make();
     case GrammarSource::Kind::kJsonObject: break;
   }
   return grammar::json_object_grammar();
@@ -23,14 +24,16 @@ grammar::Grammar parsed(const GrammarSource& s) {
 
 }  // namespace
 
-Grammars::Grammars(Tokenizer tokenizer, Index vocab_size, std::vector<std::int32_t> end_tokens, std::size_t most_bytes)
+Grammars::Grammars(Tokenizer tokenizer, Index vocab_size, std::vector<std::int32_t> end_tokens, std::size_t most_bytes,
+                   std::vector<std::int32_t> shown)
     : tokenizer_(std::move(tokenizer)),
       vocab_size_(vocab_size),
       end_tokens_(std::move(end_tokens)),
-      most_bytes_(most_bytes) {}
+      most_bytes_(most_bytes),
+      shown_(std::move(shown)) {}
 
 std::shared_ptr<const grammar::Vocabulary> Grammars::vocabulary() {
-  std::call_once(made_, [&] { vocabulary_ = grammar_vocabulary(tokenizer_, vocab_size_, end_tokens_); });
+  std::call_once(made_, [&] { vocabulary_ = grammar_vocabulary(tokenizer_, vocab_size_, end_tokens_, shown_); });
   return vocabulary_;
 }
 
@@ -77,6 +80,44 @@ bool GrammarMask::allowed(std::span<std::uint32_t> bits) {
 
 void GrammarMask::accept(std::int32_t id) {
   invariant(matcher_.accept(id), "the sampler chose a token that the grammar forbids");
+}
+
+std::size_t LazyGrammarMask::trigger_at() const {
+  std::size_t first = std::string::npos;
+  const std::size_t start = text_.find_first_not_of(" \t\r\n");
+  for (const GrammarTrigger& t : triggers_) {
+    if (!t.at_start) first = std::min(first, text_.find(t.text));
+    if (t.at_start && at_start_ && start != std::string::npos && text_.compare(start, t.text.size(), t.text) == 0)
+      first = std::min(first, start);
+  }
+  return first;
+}
+
+bool LazyGrammarMask::allowed(std::span<std::uint32_t> bits) {
+  if (mask_) return mask_->allowed(bits);
+  std::fill(bits.begin(), bits.end(), ~std::uint32_t{0});
+  return true;
+}
+
+void LazyGrammarMask::accept(std::int32_t id) {
+  if (mask_) return mask_->accept(id);
+  if (missed_) return;
+  text_ += tokenizer_.bytes(id);
+  const std::size_t at = trigger_at();
+  if (at != std::string::npos) {
+    mask_.emplace(grammar_);
+    missed_ = !mask_->accept(std::string_view(text_).substr(at));
+    if (missed_) mask_.reset();
+    text_.clear();
+    return;
+  }
+  // As much as the longest trigger can need.
+  std::size_t longest = 0;
+  for (const GrammarTrigger& t : triggers_) longest = std::max(longest, t.text.size());
+  if (at_start_ && text_.find_first_not_of(" \t\r\n") == std::string::npos) text_.clear();
+  if (text_.size() <= longest) return;
+  at_start_ = false;
+  text_.erase(0, text_.size() - longest);
 }
 
 }  // namespace dsmoe::infer

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,10 +18,11 @@
 namespace dsmoe::infer {
 
 struct GrammarSource {
-  enum class Kind : std::uint8_t { kGbnf, kJsonSchema, kJsonObject };
+  enum class Kind : std::uint8_t { kGbnf, kJsonSchema, kJsonObject, kMade };
   Kind kind = Kind::kGbnf;
-  std::string text;   // empty for kJsonObject
-  std::string where;  // begins messages about it
+  std::string text;                             // empty for kJsonObject; the same for the same grammar, for kMade
+  std::string where;                            // begins messages about it
+  std::function<grammar::Grammar()> make = {};  // of kMade
 
   bool same(const GrammarSource& other) const { return kind == other.kind && text == other.text; }
 };
@@ -27,8 +30,9 @@ struct GrammarSource {
 class Grammars {
  public:
   static constexpr std::size_t kMostBytes = 256 << 20;  // of token sets that are kept
-  Grammars(Tokenizer tokenizer, Index vocab_size, std::vector<std::int32_t> end_tokens,
-           std::size_t most_bytes = kMostBytes);
+  // `shown`: control tokens that are written as text, too.
+  Grammars(Tokenizer tokenizer, Index vocab_size, std::vector<std::int32_t> end_tokens, std::size_t most_bytes = kMostBytes,
+           std::vector<std::int32_t> shown = {});
 
   const std::vector<std::int32_t>& end_tokens() const { return end_tokens_; }
   // Throws for one that is wrong or too large. The first call makes the vocabulary's tree; a grammar takes from a
@@ -48,6 +52,7 @@ class Grammars {
   Index vocab_size_;
   std::vector<std::int32_t> end_tokens_;
   std::size_t most_bytes_;
+  std::vector<std::int32_t> shown_;
   std::once_flag made_;
   std::shared_ptr<const grammar::Vocabulary> vocabulary_;
   mutable std::mutex mutex_;
@@ -61,9 +66,39 @@ class GrammarMask : public TokenMask {
 
   bool allowed(std::span<std::uint32_t> bits) override;
   void accept(std::int32_t id) override;
+  bool accept(std::string_view bytes) { return matcher_.accept(bytes); }
 
  private:
   grammar::Matcher matcher_;
+};
+
+// Where a text becomes one within a grammar.
+struct GrammarTrigger {
+  std::string text;
+  bool at_start = false;  // only where it begins the answer, white space aside
+};
+
+// Anything goes until one of the triggers is written, and the rest of the text, with the trigger, is kept within a grammar.
+class LazyGrammarMask : public TokenMask {
+ public:
+  LazyGrammarMask(std::shared_ptr<const grammar::CompiledGrammar> grammar, Tokenizer tokenizer,
+                  std::vector<GrammarTrigger> triggers)
+      : grammar_(std::move(grammar)), tokenizer_(std::move(tokenizer)), triggers_(std::move(triggers)) {}
+
+  bool anything() const override { return !mask_; }
+  bool allowed(std::span<std::uint32_t> bits) override;
+  void accept(std::int32_t id) override;
+
+ private:
+  std::size_t trigger_at() const;
+
+  std::shared_ptr<const grammar::CompiledGrammar> grammar_;
+  Tokenizer tokenizer_;
+  std::vector<GrammarTrigger> triggers_;
+  std::string text_;      // the end of it, from where a trigger may begin
+  bool at_start_ = true;  // text_ is the whole answer
+  bool missed_ = false;   // a token went on behind a trigger as the grammar does not
+  std::optional<GrammarMask> mask_;
 };
 
 }  // namespace dsmoe::infer

@@ -10,13 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "dsmoe/error.h"
+#include "dsmoe/engine_events.h"
 #include "dsmoe/generate_options.h"
 #include "dsmoe/routing_overrides.h"
 
 namespace dsmoe::infer {
-
-using RequestId = std::uint64_t;  // in the order of arrival, from 1
 
 // Says which tokens may come next: a grammar. One object serves one request, on the engine's thread.
 class TokenMask {
@@ -26,62 +24,19 @@ class TokenMask {
   // none may, and the text ends here.
   virtual bool allowed(std::span<std::uint32_t> bits) = 0;
   virtual void accept(std::int32_t id) = 0;  // it was chosen
+  // Every token may come next, so nobody needs to look.
+  virtual bool anything() const { return false; }
 };
 
-// Natural logarithms of probabilities by the model's own logits, before penalties, bias, mask and temperature.
-struct Logprob {
-  std::int32_t id = -1;
-  float value = 0;
-};
-struct TokenLogprobs {
-  Logprob token;
-  std::vector<Logprob> top;  // the most likely tokens, best first
-};
-
-// The experts of tokens at consecutive positions of the request, in one MoE layer.
-struct LayerRouting {
-  Index layer = 0, per_token = 0;
-  std::vector<std::int32_t> experts;  // [tokens, per_token], best first
-  std::vector<float> weights;
-};
-struct RoutingTrace {
-  Index first = 0, tokens = 0;  // positions
-  std::vector<LayerRouting> layers;
-};
-
-struct PromptDone {
-  Index tokens = 0, cached = 0;         // `cached` of them were found in the prefix cache
-  std::vector<TokenLogprobs> logprobs;  // with prompt_logprobs: of the tokens from the second on
-};
-
-// A token of the answer. The text is whole characters and never part of a stop string, so it may lag behind; what is still
-// pending at the end comes with the id -1. Routing, if asked for, is that of the tokens run since the last event: a token's
-// own comes with the one after it, and the last token's never, because it is not run.
-struct Token {
-  std::int32_t id = -1;
-  std::string text;
-  std::optional<TokenLogprobs> logprobs;
-  RoutingTrace routing;
-};
-
-enum class End {
-  kLength,     // max_tokens reached
-  kEos,        // the model, or the mask, ended the text
-  kStop,       // a stop string was generated
-  kContext,    // the context is full
-  kCancelled,  // by cancel()
-  kTimeout,    // the request's time is over
-  kError,      // see `error`
-};
-const char* to_string(End end);
-
-struct Ended {
-  End reason = End::kLength;
-  Index prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
-  double seconds = 0;            // since it was submitted
-  std::vector<float> embedding;  // of an embedding request: [D]
-  std::optional<Error> error;
-};
+using dsmoe::LayerRouting;
+using dsmoe::Logprob;
+using dsmoe::PromptDone;
+using dsmoe::RequestId;
+using dsmoe::RoutingTrace;
+using dsmoe::TokenLogprobs;
+using Token = GeneratedToken;
+using End = RequestEnd;
+using Ended = RequestEnded;
 
 struct Request {
   std::vector<std::int32_t> prompt;
@@ -90,10 +45,15 @@ struct Request {
   bool prompt_logprobs = false;
   std::vector<std::pair<std::int32_t, float>> logit_bias = {};  // added to the logits of these tokens
   std::shared_ptr<TokenMask> mask = {};
+  std::vector<std::int32_t> shown_tokens = {};  // special ones that belong to the text all the same: marks of calls
   bool routing = false;
   std::optional<RoutingOverrides> overrides = {};  // for this request alone
   // Instead of an answer: the mean of the prompt's last hidden states (after the last norm).
   bool embedding = false;
+  // Others with the same prompt follow (`shared_prompt`), which name this one (`after`): they wait until it has run its
+  // prompt, and begin with its pages.
+  bool shared_prompt = false;
+  RequestId after = 0;
   double seconds = 0;  // time limit from submit() on; 0: the engine's
 
   std::function<void(PromptDone)> on_prompt = {};  // once, before the first token; each of these may be empty

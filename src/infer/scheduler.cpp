@@ -20,22 +20,26 @@ Scheduler::Scheduler(std::shared_ptr<KvPool> pool, const SchedulerOptions& optio
           options_.context, pool_->pages() * KvPool::kPageTokens);
 }
 
-void Scheduler::insert_by_id(std::unique_ptr<Job> job) {
-  const auto later = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& j) { return j->id > job->id; });
-  waiting_.insert(later, std::move(job));
+void Scheduler::put_back(Jobs& from, Jobs::iterator job) noexcept {
+  const RequestId id = (*job)->id;
+  waiting_.splice(std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& j) { return j->id > id; }), from, job);
 }
 
-void Scheduler::add(std::unique_ptr<Job> job) { insert_by_id(std::move(job)); }
+void Scheduler::add(Jobs jobs) noexcept {
+  while (!jobs.empty()) put_back(jobs, jobs.begin());
+}
 
 void Scheduler::keep(const Job& job) {
   if (!options_.prefix_cache || job.request.overrides) return;
-  cache_.store(job.sequence, std::span(job.ids).first(static_cast<std::size_t>(job.sequence.length())));
+  const Index sure = std::max<Index>(job.sequence.length() - job.unsure, 0);
+  cache_.store(job.sequence, std::span(job.ids).first(static_cast<std::size_t>(sure)));
 }
 
 void Scheduler::prompt_done(const Job& job) {
   if (!options_.prefix_cache || job.request.overrides) return;
-  // A page that is not full goes on being written: sharing it now would only cost a copy.
-  const Index whole = job.sequence.length() / KvPool::kPageTokens * KvPool::kPageTokens;
+  // A page that is not full goes on being written: sharing it now would only cost a copy, unless somebody waits for it.
+  const Index sure = std::max<Index>(job.sequence.length() - job.unsure, 0);
+  const Index whole = job.request.shared_prompt ? sure : sure / KvPool::kPageTokens * KvPool::kPageTokens;
   cache_.store(job.sequence, std::span(job.ids).first(static_cast<std::size_t>(whole)));
 }
 
@@ -45,7 +49,10 @@ std::unique_ptr<Job> Scheduler::remove(const Job& job) {
     if (it == jobs->end()) continue;
     std::unique_ptr<Job> out = std::move(*it);
     jobs->erase(it);
-    keep(*out);
+    try {
+      keep(*out);
+    } catch (const std::exception&) {  // of memory; the request must end all the same
+    }
     out->sequence.truncate(0);
     return out;
   }
@@ -70,9 +77,18 @@ bool Scheduler::fits(const Job& job) const {
   return needed <= pool_->free_pages() || needed <= pool_->free_pages() + cache_.evictable();
 }
 
+// Whether another request is to run the same prompt first, and has not yet.
+bool Scheduler::waits_for_prompt(const Job& job) const {
+  if (job.request.after == 0 || !options_.prefix_cache || job.admitted) return false;
+  const auto leads = [&](const auto& other) { return other->id == job.request.after && !other->prompt_done; };
+  return std::any_of(running_.begin(), running_.end(), leads) || std::any_of(waiting_.begin(), waiting_.end(), leads);
+}
+
 void Scheduler::admit() {
-  while (!waiting_.empty() && static_cast<Index>(running_.size()) < options_.parallel) {
-    Job& job = *waiting_.front();
+  for (auto next = waiting_.begin(); next != waiting_.end() && static_cast<Index>(running_.size()) < options_.parallel;) {
+    const auto at = next++;
+    Job& job = **at;
+    if (waits_for_prompt(job)) continue;
     // The last token is run in any case, for its logits.
     if (options_.prefix_cache && job.shares_prefix())
       job.sequence = cache_.find(std::span(job.ids).first(job.ids.size() - 1), options_.context);
@@ -86,7 +102,7 @@ void Scheduler::admit() {
     if (!job.admitted) job.cached = job.sequence.length();
     job.admitted = true;
     const auto later = std::find_if(running_.begin(), running_.end(), [&](const auto& j) { return j->id > job.id; });
-    running_.splice(later, waiting_, waiting_.begin());
+    running_.splice(later, waiting_, at);
   }
 }
 
@@ -110,7 +126,8 @@ void Scheduler::share_prompts(std::vector<Share>& shares, std::vector<Share> pro
 
 std::vector<Share> Scheduler::shares() const {
   std::vector<Share> out, prompts;
-  for (const auto& job : running_) (job->pending() == 1 ? out : prompts).push_back({job.get(), job->pending()});
+  for (const auto& job : running_)
+    if (!job->ends_unseen()) (job->pending() == 1 ? out : prompts).push_back({job.get(), job->pending()});
   const Index left = options_.step_tokens - static_cast<Index>(out.size());
   share_prompts(out, std::move(prompts), std::max({left, options_.step_tokens / kPromptShare, Index{1}}));
   std::sort(out.begin(), out.end(), [](const Share& a, const Share& b) { return a.job->id < b.job->id; });
@@ -120,10 +137,7 @@ std::vector<Share> Scheduler::shares() const {
 void Scheduler::preempt(Job& job) {
   keep(job);
   job.sequence.truncate(0);
-  const auto it = std::find_if(running_.begin(), running_.end(), [&](const auto& j) { return j.get() == &job; });
-  std::unique_ptr<Job> out = std::move(*it);
-  running_.erase(it);
-  insert_by_id(std::move(out));
+  put_back(running_, std::find_if(running_.begin(), running_.end(), [&](const auto& j) { return j.get() == &job; }));
   ++preemptions_;
 }
 
@@ -155,7 +169,8 @@ std::vector<Share> Scheduler::plan(Context& ctx) {
     const auto it = std::find_if(running_.begin(), running_.end(), [&](const auto& j) { return j.get() == share.job; });
     if (it != running_.end() && take_pages(ctx, share)) out.push_back(share);
   }
-  invariant(!out.empty() || running_.empty(), "the request that came first has no share of the step");
+  invariant(!out.empty() || running_.empty() || running_.front()->ends_unseen(),
+            "the request that came first has no share of the step");
   return out;
 }
 

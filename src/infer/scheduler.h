@@ -28,9 +28,11 @@ class Scheduler {
  public:
   Scheduler(std::shared_ptr<KvPool> pool, const SchedulerOptions& options);
 
-  void add(std::unique_ptr<Job> job);
+  using Jobs = std::list<std::unique_ptr<Job>>;  // in the order of arrival
+
+  void add(Jobs jobs) noexcept;  // needs no memory: none of them can be lost on the way
   // The shares of the next step, with room for their tokens in their sequences, in the order of arrival. Empty when there
-  // is nothing to do: whoever came first always has a share.
+  // is nothing to do: whoever came first always has a share, unless its last token is on its way.
   std::vector<Share> plan(Context& ctx);
   // After the last token of a prompt: its whole pages are there for others.
   void prompt_done(const Job& job);
@@ -47,16 +49,15 @@ class Scheduler {
   const PrefixCache& cache() const { return cache_; }
 
  private:
-  using Jobs = std::list<std::unique_ptr<Job>>;  // in the order of arrival
-
   void admit();
   bool fits(const Job& job) const;
+  bool waits_for_prompt(const Job& job) const;
   std::vector<Share> shares() const;
   void share_prompts(std::vector<Share>& shares, std::vector<Share> prompts, Index budget) const;
   bool take_pages(Context& ctx, const Share& share);
   void preempt(Job& job);
   void keep(const Job& job);
-  void insert_by_id(std::unique_ptr<Job> job);
+  void put_back(Jobs& from, Jobs::iterator job) noexcept;  // into the waiting ones, by its id
 
   std::shared_ptr<KvPool> pool_;
   SchedulerOptions options_;

@@ -14,6 +14,7 @@ const char* to_string(Finish finish) {
     case Finish::kEos: return "eos";
     case Finish::kStopped: return "stop";
     case Finish::kContext: return "context";
+    case Finish::kTimeout: return "timeout";
   }
   return "unknown";
 }

@@ -26,6 +26,8 @@ class Session {
   Tensor feed(std::span<const std::int32_t> ids);
   void rewind(Index tokens);  // drops all but the first `tokens` tokens
   void set_probe(RoutingProbe probe) { hooks_.routing = std::move(probe); }
+  // Of the calls that follow; must stay until it is replaced. nullptr: as the model says.
+  void set_overrides(const RoutingOverrides* overrides) { hooks_.overrides = overrides; }
 
   // Processes the prompt and generates. `on_token` (may be empty) is called with each token and returns false to stop.
   // Prompt and generated tokens stay in the KV cache, except a last token that has not been run. On a GPU the next token is

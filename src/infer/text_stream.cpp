@@ -5,6 +5,11 @@
 
 namespace dsmoe {
 
+std::string TextStream::push(std::int32_t id) {
+  const bool shown = std::find(shown_.begin(), shown_.end(), id) != shown_.end() && tokenizer_.is_special(id);
+  return take(shown ? decoder_.finish() + std::string(tokenizer_.bytes(id)) : decoder_.push(id), false);
+}
+
 std::string TextStream::take(const std::string& text, bool last) {
   if (stopped_) return {};
   held_ += text;

@@ -10,19 +10,25 @@ namespace dsmoe {
 
 class TextStream {
  public:
-  TextStream(Tokenizer tokenizer, std::vector<std::string> stop)
-      : decoder_(std::move(tokenizer), {.skip_special = true}), stop_(std::move(stop)) {}
+  // Special tokens are no text, but for those that are shown.
+  TextStream(Tokenizer tokenizer, std::vector<std::string> stop, std::vector<std::int32_t> shown = {})
+      : tokenizer_(tokenizer),
+        decoder_(std::move(tokenizer), {.skip_special = true}),
+        stop_(std::move(stop)),
+        shown_(std::move(shown)) {}
 
   // The text that is certain now. After a stop string, stopped() is true and no more text is returned.
-  std::string push(std::int32_t id) { return take(decoder_.push(id), false); }
+  std::string push(std::int32_t id);
   std::string finish() { return take(decoder_.finish(), true); }
   bool stopped() const { return stopped_; }
 
  private:
   std::string take(const std::string& text, bool last);
 
+  Tokenizer tokenizer_;
   StreamDecoder decoder_;
   std::vector<std::string> stop_;
+  std::vector<std::int32_t> shown_;
   std::string held_;  // may be the beginning of a stop string
   bool stopped_ = false;
 };

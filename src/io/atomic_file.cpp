@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/fail.h"
+#include "io/temporary_files.h"
 
 namespace dsmoe::io {
 
@@ -86,17 +87,20 @@ AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
     fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   } while (fd_ < 0 && (errno == EEXIST || errno == EINTR));
   if (fd_ < 0) throw io_error(path, "create the file", errno);
+  remembered_ = remember_temporary(temporary_.string());
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
     : path_(std::move(other.path_)),
       temporary_(std::exchange(other.temporary_, {})),
+      remembered_(std::exchange(other.remembered_, nullptr)),
       fd_(std::exchange(other.fd_, -1)),
       in_place_(other.in_place_) {}
 
 AtomicFile::~AtomicFile() {
   if (fd_ >= 0) ::close(fd_);
   if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  forget_temporary(remembered_);
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
@@ -121,6 +125,7 @@ void AtomicFile::commit_as(const std::filesystem::path& path) {
   invariant(!temporary_.empty(), "a file was committed twice");
   if (::rename(temporary_.c_str(), path.c_str()) != 0) throw io_error(path, "put the file in place", errno);
   temporary_.clear();
+  forget_temporary(std::exchange(remembered_, nullptr));
   sync_folder(folder_of(path));
 }
 

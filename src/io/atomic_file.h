@@ -12,10 +12,12 @@
 
 namespace dsmoe::io {
 
+struct TemporaryFile;
+
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path);  // `path` itself is not touched before commit()
-  ~AtomicFile();                                           // without commit(): removes the temporary file
+  ~AtomicFile();  // without commit(): removes the temporary file; a signal's handler can, too (io/temporary_files.h)
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
 
@@ -27,6 +29,7 @@ class AtomicFile {
  private:
   std::filesystem::path path_;
   std::filesystem::path temporary_;  // empty once committed, and where it is written in place
+  TemporaryFile* remembered_ = nullptr;
   int fd_ = -1;
   bool in_place_ = false;
 };

@@ -39,6 +39,7 @@ class Checkpoint {
 
   const TensorInfo& info(std::string_view name) const { return file_of(name).info(name); }
   Tensor tensor(std::string_view name) const { return file_of(name).tensor(name); }
+  std::span<const std::byte> bytes(std::string_view name) const { return file_of(name).bytes(name); }
   void advise(std::string_view name, Advice advice) const { file_of(name).advise(name, advice); }
 
   std::vector<std::shared_ptr<const MappedFile>> maps() const;  // of all files

@@ -63,6 +63,11 @@ const TensorInfo& SafetensorsFile::info(std::string_view name) const {
   return tensors_[it->second];
 }
 
+std::span<const std::byte> SafetensorsFile::bytes(std::string_view name) const {
+  const TensorInfo& t = info(name);
+  return data_.subspan(t.offset, t.bytes);
+}
+
 Tensor SafetensorsFile::tensor(std::string_view name) const {
   const TensorInfo& t = info(name);
   const auto dtype = dtype_from_file(t.dtype);

@@ -45,6 +45,8 @@ class SafetensorsFile {
 
   // A read-only view of the file. A copy when the bytes are not aligned for the type.
   Tensor tensor(std::string_view name) const;
+  // The same as it lies in the file, for types that Tensor has not.
+  std::span<const std::byte> bytes(std::string_view name) const;
   void advise(std::string_view name, Advice advice) const;  // a hint for one tensor's bytes; never an error
 
  private:

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -10,6 +12,21 @@
 #include "core/printable.h"
 
 namespace dsmoe::io {
+
+std::string read_text(const std::string& path) {
+  std::error_code unknown;
+  const std::filesystem::file_status status = std::filesystem::status(path, unknown);
+  if (std::filesystem::is_directory(status)) fail(ErrorCode::kIo, "{} is a folder; give a file", path);
+  if (std::filesystem::is_character_file(status) || std::filesystem::is_block_file(status))
+    fail(ErrorCode::kIo, "{} is a device; give a file", path);
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail(ErrorCode::kIo, "cannot read {}; is the path right?", path);
+  try {
+    return {std::istreambuf_iterator<char>(file), {}};
+  } catch (const std::ios_base::failure& error) {
+    fail(ErrorCode::kIo, "reading {} failed: {}", path, error.code().message());
+  }
+}
 
 IdsReader::IdsReader(const std::filesystem::path& path, Index vocab_size) : lines_(path), vocab_size_(vocab_size) {
   require(vocab_size > 0 && vocab_size <= std::numeric_limits<std::int32_t>::max(), "a vocabulary of {} tokens",

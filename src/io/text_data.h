@@ -11,6 +11,9 @@
 
 namespace dsmoe::io {
 
+// The whole of a text file, or of a pipe. Devices are refused: some never end.
+std::string read_text(const std::string& path);
+
 // An .ids file: one sequence per line, token ids separated by spaces.
 class IdsReader {
  public:

@@ -9,6 +9,7 @@
 #include "model/modules.h"
 #include "ops/attention.h"
 #include "ops/elementwise.h"
+#include "ops/rms_norm.h"
 
 namespace dsmoe {
 
@@ -20,11 +21,50 @@ ops::AttentionShape shape_of(const GqaSpec& s) {
 
 struct Qkv {
   Tensor q, k, v;
+  Tensor q_unnormed = {}, k_unnormed = {};  // f32; where they are normed
 };
 
-// The projections of h, turned. With a KV cache k and v are all that is in it, else those of h.
+bool has_norms(const GqaSpec& s) { return s.qk_norm != QkNorm::kNone; }
+
+// x [T, heads * head_dim] as the rows that are normed.
+Tensor norm_rows(const GqaSpec& s, const Tensor& x) {
+  return s.qk_norm == QkNorm::kWidth ? x : x.reshape({x.numel() / s.head_dim, s.head_dim});
+}
+
+Tensor normed(Context& ctx, const GqaSpec& s, const Tensor& x, const Tensor& weight, DType dtype) {
+  Tensor y = ctx.empty(dtype, x.shape()), rows = norm_rows(s, y);
+  ops::rms_norm(ctx, norm_rows(s, x), weight, static_cast<float>(s.norm_eps), rows);
+  return y;
+}
+
+// The gradient of the projection, from that of the norm's output.
+Tensor normed_backward(Context& ctx, const GqaSpec& s, const Tensor& dy, const Tensor& x, const Tensor& weight,
+                       Tensor& grad, bool add_grad) {
+  Tensor dx = ctx.zeros(DType::kF32, x.shape()), rows = norm_rows(s, dx);
+  if (!add_grad) ctx.fill_zero(grad);
+  ops::rms_norm_backward(ctx, norm_rows(s, dy), norm_rows(s, x), weight, static_cast<float>(s.norm_eps), rows, grad);
+  return ops::converted(ctx, dx, dy.dtype());
+}
+
+// The norms are given f32.
+Qkv normed_tokens(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
+                  const Tensor& h) {
+  std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, DType::kF32);
+  Tensor q = normed(ctx, spec, qkv[0], w.q_norm, h.dtype()), k = normed(ctx, spec, qkv[1], w.k_norm, h.dtype());
+  Tensor v = ops::converted(ctx, qkv[2], h.dtype());
+  if (KvPool* const pool = pass.batch.pool()) {
+    Tensor keys = pool->k(layer), values = pool->v(layer);
+    ops::rotate_and_store(ctx, q, k, v, pass.rope, pass.slices, keys, values);
+    return {std::move(q), std::move(keys), std::move(values)};
+  }
+  for (Tensor* const t : {&q, &k}) ops::apply_rope(ctx, *t, pass.rope);
+  return {std::move(q), std::move(k), std::move(v), qkv[0], qkv[1]};
+}
+
+// The projections of h, normed and turned. With a KV cache k and v are all that is in it, else those of h.
 Qkv new_tokens(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
                const Tensor& h) {
+  if (has_norms(spec)) return normed_tokens(ctx, spec, w, pass, layer, h);
   KvPool* const pool = pass.batch.pool();
   if (pool && !spec.bias) {
     Tensor k = pool->k(layer), v = pool->v(layer);
@@ -47,18 +87,29 @@ Qkv new_tokens(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, con
 void register_parameters(const GqaSpec& s, Index width, ParameterRegistry& r) {
   constexpr ParameterTraits kWeight{.group = ParameterGroup::kAttention, .adapter = true};
   constexpr ParameterTraits kBias{.group = ParameterGroup::kAttention, .initial = InitialValue::kZeros, .decay = false};
-  const Index query = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
-  const auto bias = [&](std::string_view role, Index rows, LayerPlace at) {
-    if (s.bias) r.add(role, {rows}, kBias, at);
+  constexpr ParameterTraits kNorm{.group = ParameterGroup::kNorm, .initial = InitialValue::kOnes, .decay = false};
+  const auto turned = [&](ParameterTraits traits) {
+    traits.head_dim = s.head_dim, traits.rotary = s.rotary > 0 ? s.rotary : s.head_dim;
+    return traits;
   };
-  r.add("attention.q.weight", {query, width}, kWeight, [](LayerTensors& l) -> Tensor& { return l.q.weight; });
-  bias("attention.q.bias", query, [](LayerTensors& l) -> Tensor& { return l.q.bias; });
-  r.add("attention.k.weight", {kv, width}, kWeight, [](LayerTensors& l) -> Tensor& { return l.k.weight; });
-  bias("attention.k.bias", kv, [](LayerTensors& l) -> Tensor& { return l.k.bias; });
+  const Index query = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  const auto bias = [&](std::string_view role, Index rows, const ParameterTraits& traits, LayerPlace at) {
+    if (s.bias) r.add(role, {rows}, traits, at);
+  };
+  r.add("attention.q.weight", {query, width}, turned(kWeight), [](LayerTensors& l) -> Tensor& { return l.q.weight; });
+  bias("attention.q.bias", query, turned(kBias), [](LayerTensors& l) -> Tensor& { return l.q.bias; });
+  r.add("attention.k.weight", {kv, width}, turned(kWeight), [](LayerTensors& l) -> Tensor& { return l.k.weight; });
+  bias("attention.k.bias", kv, turned(kBias), [](LayerTensors& l) -> Tensor& { return l.k.bias; });
   r.add("attention.v.weight", {kv, width}, kWeight, [](LayerTensors& l) -> Tensor& { return l.v.weight; });
-  bias("attention.v.bias", kv, [](LayerTensors& l) -> Tensor& { return l.v.bias; });
+  bias("attention.v.bias", kv, kBias, [](LayerTensors& l) -> Tensor& { return l.v.bias; });
   r.add("attention.o.weight", {width, query}, kWeight, [](LayerTensors& l) -> Tensor& { return l.o.weight; });
-  bias("attention.o.bias", width, [](LayerTensors& l) -> Tensor& { return l.o.bias; });
+  if (s.output_bias) r.add("attention.o.bias", {width}, kBias, [](LayerTensors& l) -> Tensor& { return l.o.bias; });
+  if (!has_norms(s)) return;
+  const bool whole = s.qk_norm == QkNorm::kWidth;
+  r.add("attention.q_norm.weight", {whole ? query : s.head_dim}, turned(kNorm),
+        [](LayerTensors& l) -> Tensor& { return l.q_norm; });
+  r.add("attention.k_norm.weight", {whole ? kv : s.head_dim}, turned(kNorm),
+        [](LayerTensors& l) -> Tensor& { return l.k_norm; });
 }
 
 KvLayout kv_layout(const GqaSpec& s) {
@@ -74,23 +125,26 @@ __int128 multiply_adds(const GqaSpec& s, Index width, Index context) {
   return 2 * width * (query + kv) + 2 * query * context;
 }
 
-// q, k, v, out; lse.
+// q, k, v, out; lse; q and k before their norms.
 Index kept_bytes(const GqaSpec& s, Index, Index element) {
-  return element * 2 * (s.heads + s.kv_heads) * s.head_dim + 4 * s.heads;
+  const Index unnormed = has_norms(s) ? 4 * (s.heads + s.kv_heads) * s.head_dim : 0;
+  return element * 2 * (s.heads + s.kv_heads) * s.head_dim + 4 * s.heads + unnormed;
 }
 
 Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
                          const Tensor& h, AttentionSaved* saved) {
   mark(ctx, "projections");
-  const auto [q_in, k, v] = new_tokens(ctx, spec, w, pass, layer, h);
-  // Computed in bf16 where queries and cache both are; else in f32, with keys and values as they are stored.
-  const bool narrow = h.dtype() == DType::kBF16 && k.dtype() == DType::kBF16;
+  const auto [q_in, k, v, q_unnormed, k_unnormed] = new_tokens(ctx, spec, w, pass, layer, h);
+  // Computed in bf16 where queries and cache both are, or the cache is q8_0 on a GPU; else in f32, with keys and values as
+  // they are stored.
+  const bool narrow = h.dtype() == DType::kBF16 &&
+                      (k.dtype() == DType::kBF16 || (k.dtype() == DType::kQ8_0 && k.device() == Device::kCuda));
   const Tensor q = ops::converted(ctx, q_in, narrow ? DType::kBF16 : DType::kF32);
   Tensor out = ctx.empty(q.dtype(), q.shape()), lse;
   if (saved) lse = ctx.empty(DType::kF32, {spec.heads, h.dim(0)});
   mark(ctx, "attention");
   ops::attention(ctx, shape_of(spec), q, k, v, pass.slices, out, saved ? &lse : nullptr);
-  if (saved) *saved = {q, k, v, out, lse};
+  if (saved) *saved = {q, k, v, out, lse, q_unnormed, k_unnormed};
   mark(ctx, "projections");
   return linear_forward(ctx, ops::converted(ctx, out, h.dtype()), w.o, DType::kF32);
 }
@@ -98,22 +152,22 @@ Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeigh
 Tensor attention_backward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, const Tensor& h,
                           const AttentionSaved& saved, const Tensor& dy, AttentionGrads& grads, bool add_grads) {
   mark(ctx, "projections, backward");
-  Tensor dout = ctx.empty(DType::kF32, saved.out.shape());
-  linear_backward(ctx, dy, saved.out, w.o, grads.o, add_grads, dout, false);
+  Tensor dout = ctx.empty(h.dtype(), saved.out.shape());
+  linear_backward(ctx, {{dy, w.o, grads.o}}, saved.out, add_grads, dout);
 
-  Tensor dq = ctx.empty(DType::kF32, saved.q.shape()), dk = ctx.empty(DType::kF32, saved.k.shape());
-  Tensor dv = ctx.empty(DType::kF32, saved.v.shape());
+  Tensor dq = ctx.empty(h.dtype(), saved.q.shape()), dk = ctx.empty(h.dtype(), saved.k.shape());
+  Tensor dv = ctx.empty(h.dtype(), saved.v.shape());
   mark(ctx, "attention, backward");
-  ops::attention_backward(ctx, shape_of(spec), saved.q, saved.k, saved.v, pass.slices, saved.out, saved.lse,
-                          ops::converted(ctx, dout, h.dtype()), dq, dk, dv);
-  ops::apply_rope(ctx, dq, pass.rope, /*inverse=*/true);
-  ops::apply_rope(ctx, dk, pass.rope, /*inverse=*/true);
+  ops::attention_backward(ctx, shape_of(spec), saved.q, saved.k, saved.v, pass.slices, saved.out, saved.lse, dout, dq, dk,
+                          dv, &pass.rope);
 
   mark(ctx, "projections, backward");
-  Tensor dh = ctx.empty(DType::kF32, h.shape());
-  linear_backward(ctx, ops::converted(ctx, dq, h.dtype()), h, w.q, grads.q, add_grads, dh, false);
-  linear_backward(ctx, ops::converted(ctx, dk, h.dtype()), h, w.k, grads.k, add_grads, dh, true);
-  linear_backward(ctx, ops::converted(ctx, dv, h.dtype()), h, w.v, grads.v, add_grads, dh, true);
+  if (has_norms(spec)) {
+    dq = normed_backward(ctx, spec, dq, saved.q_unnormed, w.q_norm, grads.q_norm, add_grads);
+    dk = normed_backward(ctx, spec, dk, saved.k_unnormed, w.k_norm, grads.k_norm, add_grads);
+  }
+  Tensor dh = ctx.empty(h.dtype(), h.shape());
+  linear_backward(ctx, {{dq, w.q, grads.q}, {dk, w.k, grads.k}, {dv, w.v, grads.v}}, h, add_grads, dh);
   return dh;
 }
 

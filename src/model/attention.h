@@ -12,9 +12,10 @@ using AttentionWeights = LayerTensors;
 using AttentionGrads = LayerTensors;
 
 struct AttentionSaved {
-  Tensor q, k, v;  // [T, heads * head_dim], rotated
-  Tensor out;      // [T, H * head_dim] before the output projection
-  Tensor lse;      // [H, T]
+  Tensor q, k, v;                 // [T, heads * head_dim], as they are multiplied: normed and rotated
+  Tensor out;                     // [T, H * head_dim] before the output projection
+  Tensor lse;                     // [H, T]
+  Tensor q_unnormed, k_unnormed;  // f32, what the norms of queries and keys were given; empty without such norms
 };
 
 // h [T, D] are the normed inputs of the batch's tokens. Their keys and values go into the layer's pages of the batch's
@@ -22,7 +23,7 @@ struct AttentionSaved {
 Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
                          const Tensor& h, AttentionSaved* saved);
 
-// dy in the dtype of h: writes grads (adds with add_grads) and returns dh f32 [T, D].
+// dy in the dtype of h: writes grads (adds with add_grads) and returns dh [T, D] in that dtype.
 Tensor attention_backward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, const Tensor& h,
                           const AttentionSaved& saved, const Tensor& dy, AttentionGrads& grads, bool add_grads);
 

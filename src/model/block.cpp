@@ -60,13 +60,25 @@ Index kept_bytes(const LayerSpec& spec, Index width, Index element) {
   return 2 * 4 * width + of_attention(spec, count) + of_feed_forward(spec, count);
 }
 
-Block::Block(const ModelSpec& spec, const LayerTensors& weights, Index layer, DType dtype)
+Tensor norm_backward(Context& ctx, const Tensor& dh, const Tensor& x, const Tensor& weight, float eps, DType dtype,
+                     Tensor& dx, Tensor& grad) {
+  Tensor rounded = dtype == DType::kF32 ? dx : ctx.empty(dtype, dx.shape());
+  ops::rms_norm_backward(ctx, dh, x, weight, eps, dx, grad, dtype == DType::kF32 ? nullptr : &rounded);
+  return rounded;
+}
+
+Block::Block(const ModelSpec& spec, const LayerTensors& weights, Index layer, DType dtype, const parallel::Mesh* mesh)
     : eps_(static_cast<float>(spec.norm_eps)),
       spec_(spec.layers[static_cast<std::size_t>(layer)]),
       w_(weights),
       layer_(layer),
-      dtype_(dtype) {
-  if (const auto* const moe = std::get_if<MoeConfig>(&spec_.feed_forward)) moe_.emplace(*moe, weights.moe());
+      dtype_(dtype),
+      mesh_(mesh) {
+  const auto* const moe = std::get_if<MoeConfig>(&spec_.feed_forward);
+  if (moe && mesh && mesh->spreads_experts())
+    spread_.emplace(*moe, weights.moe(), *mesh);
+  else if (moe)
+    moe_.emplace(*moe, weights.moe());
 }
 
 Tensor Block::norm(Context& ctx, const Tensor& x, const Tensor& weight) const {
@@ -75,68 +87,80 @@ Tensor Block::norm(Context& ctx, const Tensor& x, const Tensor& weight) const {
   return h;
 }
 
-Tensor Block::add_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight) const {
+Tensor Block::add_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight, bool keep) const {
   if (y.numel() == 0) return norm(ctx, x, weight);
-  Tensor h = ctx.empty(dtype_, x.shape());
-  ops::add_rms_norm(ctx, y, x, weight, eps_, h);
+  Tensor h = ctx.empty(dtype_, x.shape()), sum = keep ? ctx.empty(DType::kF32, x.shape()) : x;
+  ops::add_rms_norm(ctx, y, x, weight, eps_, sum, h);
+  x = sum;
   return h;
 }
 
 void Block::forward(Context& ctx, const Pass& pass, Tensor& x, Tensor& y, BlockSaved* saved) const {
   pass.prefetch.before_attention(layer_);
   mark(ctx, "norms and sums");
-  const Tensor h = add_norm(ctx, y, x, w_.input_norm);
-  if (saved) saved->x_in = x.clone();
+  const bool keep = saved != nullptr;
+  const Tensor h = add_norm(ctx, y, x, w_.input_norm, keep);
+  if (saved) saved->x_in = x;
   const Tensor attended = of_attention(spec_, [&](const auto& spec) {
     return attention_forward(ctx, spec, w_, pass, layer_, h, saved ? &saved->attention : nullptr);
   });
   mark(ctx, "norms and sums");
-  const Tensor h_mid = add_norm(ctx, attended, x, w_.post_attention_norm);
-  if (saved) saved->x_mid = x.clone();
+  const Tensor h_mid = add_norm(ctx, attended, x, w_.post_attention_norm, keep);
+  if (saved) saved->x_mid = x;
   pass.prefetch.before_feed_forward(layer_);
-  mark(ctx, moe_ ? "experts" : "dense layers");
+  mark(ctx, is_moe() ? "experts" : "dense layers");
   y = feed_forward(ctx, pass, h_mid, saved);
   pass.prefetch.before_next_layer(layer_);
 }
 
 Tensor Block::feed_forward(Context& ctx, const Pass& pass, const Tensor& h, BlockSaved* saved) const {
-  if (!moe_) {
+  if (!is_moe()) {
     if (saved) saved->mlp_input = h;
     return mlp_forward(ctx, w_.experts, h, saved ? &saved->mlp : nullptr);
   }
-  MoeForward out = moe_->forward(
-      ctx, h,
-      {.training = saved != nullptr, .sequence_length = pass.batch.sequence_length(), .overrides = pass.hooks.overrides});
+  const MoeForwardOptions options{.training = saved != nullptr,
+                                  .sequence_length = pass.batch.sequence_length(),
+                                  .overrides = pass.hooks.overrides,
+                                  .others = saved && mesh_ ? mesh_->world.get() : nullptr};
+  MoeForward out;
+  if (spread_) {
+    SpreadMoeLayer::Forward forward = spread_->forward(ctx, h, options);
+    out = std::move(forward.out);
+    if (saved) saved->spread = std::move(forward.saved);
+  } else {
+    out = moe_->forward(ctx, h, options);
+  }
   if (pass.hooks.routing) pass.hooks.routing(layer_, fetched(ctx, out.routing));
   Tensor y = std::exchange(out.y, Tensor());
   if (saved) saved->moe = std::move(out);
   return y;
 }
 
-void Block::backward(Context& ctx, const Pass& pass, const BlockSaved& saved, Tensor& dx, LayerTensors& grads,
-                     bool add_grads, float aux_scale) const {
+Tensor Block::norm_backward(Context& ctx, const Tensor& dh, const Tensor& x, const Tensor& weight, Tensor& dx,
+                            Tensor& grad) const {
+  return dsmoe::norm_backward(ctx, dh, x, weight, eps_, dtype_, dx, grad);
+}
+
+void Block::backward(Context& ctx, const Pass& pass, const BlockSaved& saved, Tensor& dx, Tensor& rounded,
+                     LayerTensors& grads, bool add_grads, float aux_scale) const {
   if (!add_grads)
     for (Tensor* t : {&grads.input_norm, &grads.post_attention_norm}) ctx.fill_zero(*t);
-  const DType dtype = dtype_;
-  mark(ctx, "norms and sums, backward");
-  const Tensor dmlp = ops::converted(ctx, dx, dtype);
-  mark(ctx, moe_ ? "experts, backward" : "dense layers, backward");
+  mark(ctx, is_moe() ? "experts, backward" : "dense layers, backward");
   MoeGradients moe_grads = grads.moe_gradients();
-  const Tensor dh = moe_
-                        ? moe_->backward(ctx, dmlp, saved.moe, moe_grads, {.aux_scale = aux_scale, .accumulate = add_grads})
-                        : mlp_backward(ctx, w_.experts, saved.mlp_input, dmlp, saved.mlp, grads.experts, add_grads);
+  const MoeBackwardOptions options{.aux_scale = aux_scale, .accumulate = add_grads};
+  const Tensor dh = spread_ ? spread_->backward(ctx, rounded, *saved.spread, moe_grads, options)
+                    : moe_  ? moe_->backward(ctx, rounded, saved.moe, moe_grads, options)
+                            : mlp_backward(ctx, w_.experts, saved.mlp_input, rounded, saved.mlp, grads.experts, add_grads);
   mark(ctx, "norms and sums, backward");
-  ops::rms_norm_backward(ctx, dh, saved.x_mid, w_.post_attention_norm, eps_, dx, grads.post_attention_norm);
+  rounded = norm_backward(ctx, dh, saved.x_mid, w_.post_attention_norm, dx, grads.post_attention_norm);
 
   // The normed input is recomputed: it is cheap, and need not be kept.
   const Tensor h = norm(ctx, saved.x_in, w_.input_norm);
-  const Tensor dy = ops::converted(ctx, dx, dtype);
   const Tensor dattention = of_attention(spec_, [&](const auto& spec) {
-    return attention_backward(ctx, spec, w_, pass, h, saved.attention, dy, grads, add_grads);
+    return attention_backward(ctx, spec, w_, pass, h, saved.attention, rounded, grads, add_grads);
   });
   mark(ctx, "norms and sums, backward");
-  ops::rms_norm_backward(ctx, ops::converted(ctx, dattention, dtype), saved.x_in, w_.input_norm, eps_, dx,
-                         grads.input_norm);
+  rounded = norm_backward(ctx, dattention, saved.x_in, w_.input_norm, dx, grads.input_norm);
 }
 
 }  // namespace dsmoe

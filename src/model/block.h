@@ -10,6 +10,7 @@
 #include "model/pass.h"
 #include "model/spec.h"
 #include "model/weights.h"
+#include "moe/spread_layer.h"
 #include "ops/experts.h"
 
 namespace dsmoe {
@@ -20,26 +21,36 @@ struct BlockSaved {
   AttentionSaved attention;
   Tensor mlp_input;  // [T, D] normed; dense layers only (a MoE layer keeps its own)
   ops::ExpertActivations mlp;
-  MoeForward moe;  // with the balance losses
+  MoeForward moe;                                 // with the balance losses
+  std::shared_ptr<SpreadMoeLayer::Saved> spread;  // of a MoE layer whose experts are spread over ranks
 };
+
+// A norm's part of dx (+=) and of the weight's gradient (+=); returns dx in `dtype`, in f32 dx itself.
+Tensor norm_backward(Context& ctx, const Tensor& dh, const Tensor& x, const Tensor& weight, float eps, DType dtype,
+                     Tensor& dx, Tensor& grad);
 
 class Block {
  public:
-  // `dtype`: that of the activations.
-  Block(const ModelSpec& spec, const LayerTensors& weights, Index layer, DType dtype);
+  // `dtype`: that of the activations. `mesh`: null for a process alone.
+  Block(const ModelSpec& spec, const LayerTensors& weights, Index layer, DType dtype, const parallel::Mesh* mesh = nullptr);
 
   // x and y: the residual stream, and what is still to be added to it, from the block before (empty for none) and for the
   // next, whose norm takes the sum in the same step. `saved` (null in inference) is filled for backward.
   void forward(Context& ctx, const Pass& pass, Tensor& x, Tensor& y, BlockSaved* saved) const;
-  // dx: in the gradient of the block's output, out that of its input. Writes grads, or adds to them.
-  void backward(Context& ctx, const Pass& pass, const BlockSaved& saved, Tensor& dx, LayerTensors& grads, bool add_grads,
-                float aux_scale) const;
+  // dx: in the gradient of the block's output, out that of its input, both with a copy in the dtype of the activations, as
+  // norm_backward() gives it. Writes grads, or adds to them.
+  void backward(Context& ctx, const Pass& pass, const BlockSaved& saved, Tensor& dx, Tensor& rounded, LayerTensors& grads,
+                bool add_grads, float aux_scale) const;
 
-  Index routed_experts() const { return moe_ ? moe_->config().routed_experts : 0; }
+  Index routed_experts() const { return is_moe() ? std::get<MoeConfig>(spec_.feed_forward).routed_experts : 0; }
 
  private:
+  bool is_moe() const { return std::holds_alternative<MoeConfig>(spec_.feed_forward); }
   Tensor norm(Context& ctx, const Tensor& x, const Tensor& weight) const;
-  Tensor add_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight) const;  // of x += y
+  // Of x += y; with `keep` the sum has memory of its own, and the x before stays what it was.
+  Tensor add_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight, bool keep) const;
+  Tensor norm_backward(Context& ctx, const Tensor& dh, const Tensor& x, const Tensor& weight, Tensor& dx,
+                       Tensor& grad) const;
   Tensor feed_forward(Context& ctx, const Pass& pass, const Tensor& h, BlockSaved* saved) const;
 
   float eps_;
@@ -47,7 +58,9 @@ class Block {
   const LayerTensors& w_;
   Index layer_;
   DType dtype_;
-  std::optional<MoeLayer> moe_;
+  const parallel::Mesh* mesh_;
+  std::optional<MoeLayer> moe_;           // a MoE layer, or
+  std::optional<SpreadMoeLayer> spread_;  // one with its experts on several ranks
 };
 
 }  // namespace dsmoe

@@ -28,6 +28,7 @@ void check_sizes(const ModelConfig& c) {
   check_size("intermediate_size", c.intermediate_size);
   check_size("num_hidden_layers", c.num_hidden_layers);
   check_size("max_position_embeddings", c.max_position_embeddings);
+  check_size("num_nextn_predict_layers", c.num_nextn_predict_layers, 0);
 }
 
 void check_attention(const ModelConfig& c) {
@@ -43,6 +44,13 @@ void check_attention(const ModelConfig& c) {
           "head_dim is {}, but rotary embedding turns pairs, so it must be even; it is hidden_size / num_attention_heads "
           "unless given",
           c.head_dim());
+  require(c.partial_rotary_factor > 0 && c.partial_rotary_factor <= 1,
+          "partial_rotary_factor is {}; it must be over 0 and at most 1", c.partial_rotary_factor);
+  const Index rotary = c.rotary_width();
+  require(rotary >= 2 && rotary % 2 == 0 && rotary <= c.head_dim(),
+          "{} is {}, which turns {} of the {} numbers of a head; it must be an even number of them",
+          c.rotary_dim ? "rotary_dim" : "partial_rotary_factor",
+          c.rotary_dim ? static_cast<double>(*c.rotary_dim) : c.partial_rotary_factor, rotary, c.head_dim());
   const Index kv_heads = c.kv_heads();
   check_size("num_key_value_heads", kv_heads);
   require(kv_heads <= c.num_attention_heads && c.num_attention_heads % kv_heads == 0,
@@ -62,8 +70,8 @@ void check_rope(const ModelConfig& c) {
   if (c.rope_scaling.type == RopeScalingType::kNone) return;
   require(std::isfinite(c.rope_scaling.factor) && c.rope_scaling.factor > 1,
           "rope_scaling factor is {}; it must be a number over 1 (null turns scaling off)", c.rope_scaling.factor);
-  require(c.rope_scaling.type != RopeScalingType::kDynamic || c.head_dim() > 2,
-          "rope_scaling \"dynamic\" needs a head_dim over 2, found {}", c.head_dim());
+  require(c.rope_scaling.type != RopeScalingType::kDynamic || c.rotary_width() > 2,
+          "rope_scaling \"dynamic\" needs a head_dim over 2, found {}", c.rotary_width());
 }
 
 // Equal groups of experts, of which a token may choose from some (n_group, topk_group).
@@ -128,7 +136,7 @@ void check_moe(const ModelConfig& c) {
 // Every factor is at most 2^31 here, and the bound on tensors comes first, so 128 bits hold all products.
 void check_total(const ModelConfig& c) {
   const __int128 experts = c.routed_experts();
-  const __int128 layer_tensors = 16 + 3 * experts;  // at most 9 of attention and norms, 7 of router, shared or dense
+  const __int128 layer_tensors = 18 + 3 * experts;  // at most 11 of attention and norms, 7 of router, shared or dense
   require(c.num_hidden_layers * layer_tensors <= kMaxTensors,
           "num_hidden_layers {} with n_routed_experts {} makes more than {} tensors; reduce one of them",
           c.num_hidden_layers, c.routed_experts(), kMaxTensors);

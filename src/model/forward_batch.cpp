@@ -46,6 +46,31 @@ ForwardBatch ForwardBatch::training(std::span<const std::int32_t> ids, Index seq
   return batch;
 }
 
+Index ForwardBatch::shortest() const {
+  return std::min_element(slices_.begin(), slices_.end(),
+                          [](const ops::Slice& a, const ops::Slice& b) { return a.length() < b.length(); }) -
+         slices_.begin();
+}
+
+ForwardBatch ForwardBatch::padded(Index rows) const {
+  require(tokens() > 0 && rows >= tokens() && static_cast<Index>(slices_.size()) == tokens() && all_logits() == tokens(),
+          "{} tokens cannot be padded to {} rows", tokens(), rows);
+  const auto row = static_cast<std::size_t>(shortest());
+  ForwardBatch out;
+  out.ids_ = ids_, out.slices_ = slices_, out.pool_ = pool_;
+  out.ids_.resize(static_cast<std::size_t>(rows), ids_[row]);
+  out.slices_.resize(static_cast<std::size_t>(rows), slices_[row]);
+  for (std::size_t i = slices_.size(); i < out.slices_.size(); ++i) out.slices_[i].first_row = static_cast<Index>(i);
+  out.logits_.resize(static_cast<std::size_t>(rows), 1);
+  return out;
+}
+
+void ForwardBatch::take_ids(Tensor placed) {
+  require(placed.dtype() == DType::kI32 && placed.numel() == tokens(), "{} tokens are given for a batch of {}",
+          placed.numel(), tokens());
+  placed_ids_ = std::move(placed);
+}
+
 Index ForwardBatch::all_logits() const { return std::accumulate(logits_.begin(), logits_.end(), Index{0}); }
 
 void ForwardBatch::check() const {

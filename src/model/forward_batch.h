@@ -28,8 +28,18 @@ class ForwardBatch {
   // Whole sequences of `sequence_length` tokens, one after another, without a pool; logits of all.
   static ForwardBatch training(std::span<const std::int32_t> ids, Index sequence_length);
 
+  // A batch of `rows` rows for a pass that is made for so many: this one, of one token and its logits of every sequence,
+  // and copies of its row with the fewest keys behind it. They compute and store what that row does, bit by bit, with the
+  // same experts and keys, so they need no memory that the batch does not read anyway. It refers to this batch, which
+  // must stay, and has no sequences that it could advance.
+  ForwardBatch padded(Index rows) const;
+  Index shortest() const;  // that row
+  // The tokens are these, [T] i32 where the work runs, instead of those that were given: some are not known here yet.
+  void take_ids(Tensor placed);
+
   Index tokens() const { return static_cast<Index>(ids_.size()); }
   std::span<const std::int32_t> ids() const { return ids_; }
+  const Tensor& placed_ids() const { return placed_ids_; }  // of take_ids(), else empty
   std::span<const ops::Slice> slices() const { return slices_; }
   Index logits(std::size_t slice) const { return logits_[slice]; }  // of its last rows
   Index all_logits() const;
@@ -43,6 +53,7 @@ class ForwardBatch {
 
  private:
   std::vector<std::int32_t> ids_;
+  Tensor placed_ids_;
   std::vector<ops::Slice> slices_;
   std::deque<std::vector<Index>> tiles_;  // of the slices, which refer to them
   std::vector<Index> logits_;

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/device.h"
 #include "core/fail.h"
 #include "model/decode_graphs.h"
 #include "ops/elementwise.h"
@@ -55,11 +56,13 @@ void KvPool::copy(Context& ctx, Index from, Index to, Index tokens) {
   for (std::vector<Tensor>* tensors : {&k_, &v_}) {
     for (Tensor& x : *tensors) {
       Tensor rows = x.rows(b, b + tokens);
-      if (is_quantized(dtype_)) {
-        std::memcpy(rows.raw_mutable(), x.rows(a, a + tokens).raw(), rows.bytes());
-      } else {
-        ops::convert(ctx, x.rows(a, a + tokens), rows);
-      }
+      const Tensor source = x.rows(a, a + tokens);
+      if (!is_quantized(dtype_))
+        ops::convert(ctx, source, rows);
+      else if (x.device() == Device::kCpu)
+        std::memcpy(rows.raw_mutable(), source.raw(), rows.bytes());
+      else
+        device::copy(rows.raw_mutable(), Device::kCuda, source.raw(), Device::kCuda, rows.bytes(), ctx.stream());
     }
   }
 }

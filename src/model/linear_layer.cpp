@@ -28,13 +28,16 @@ std::vector<Tensor> linear_forward(Context& ctx, const Tensor& x, std::initializ
   return y;
 }
 
-void linear_backward(Context& ctx, const Tensor& dy, const Tensor& x, const LinearWeights& w, LinearWeights& grads,
-                     bool add_grads, Tensor& dx, bool add_dx) {
-  ops::linear_backward_weight(ctx, dy, x, grads.weight, add_grads);
-  ops::linear_backward_input(ctx, dy, w.weight, dx, add_dx);
-  if (w.bias.numel() == 0) return;
-  if (!add_grads) ctx.fill_zero(grads.bias);
-  ops::add_bias_backward(ctx, dy, grads.bias);
+void linear_backward(Context& ctx, std::initializer_list<LinearGrad> layers, const Tensor& x, bool add_grads, Tensor& dx) {
+  std::vector<ops::ProjectionGrad> products;
+  for (const LinearGrad& l : layers) {
+    ops::linear_backward_weight(ctx, l.dy, x, l.grads.weight, add_grads);
+    products.push_back({&l.dy, &l.w.weight});
+    if (l.w.bias.numel() == 0) continue;
+    if (!add_grads) ctx.fill_zero(l.grads.bias);
+    ops::add_bias_backward(ctx, l.dy, l.grads.bias);
+  }
+  ops::linear_backward_input(ctx, products, dx);
 }
 
 }  // namespace dsmoe

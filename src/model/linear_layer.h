@@ -16,9 +16,13 @@ Tensor linear_forward(Context& ctx, const Tensor& x, const LinearWeights& w, DTy
 std::vector<Tensor> linear_forward(Context& ctx, const Tensor& x, std::initializer_list<const LinearWeights*> layers,
                                    DType dtype);
 
-// dy [T, N] and x [T, K] in the dtype of the weights: writes grads (adds with add_grads) and dx [T, K] f32 (adds with
-// add_dx).
-void linear_backward(Context& ctx, const Tensor& dy, const Tensor& x, const LinearWeights& w, LinearWeights& grads,
-                     bool add_grads, Tensor& dx, bool add_dx);
+// Of several layers of one x: dy [T, N] and x [T, K] in the dtype of the weights. Writes grads (adds with add_grads) and dx
+// [T, K], which is f32 or in that dtype too.
+struct LinearGrad {
+  const Tensor& dy;
+  const LinearWeights& w;
+  LinearWeights& grads;
+};
+void linear_backward(Context& ctx, std::initializer_list<LinearGrad> layers, const Tensor& x, bool add_grads, Tensor& dx);
 
 }  // namespace dsmoe

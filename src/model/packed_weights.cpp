@@ -20,17 +20,7 @@ using Matrix = Tensor ExpertTensors::*;
 constexpr std::array<Matrix, 3> kMatrices = {&ExpertTensors::gate_proj, &ExpertTensors::up_proj, &ExpertTensors::down_proj};
 
 // As bf16, whatever it is: one rounding of what its blocks stand for.
-Tensor as_bf16(const Tensor& t) {
-  if (!is_quantized(t.dtype())) return t.to(DType::kBF16);
-  Tensor out(DType::kBF16, t.shape());
-  const Index columns = t.dim(t.rank() - 1), rows = columns > 0 ? t.numel() / columns : 0;
-  std::vector<float> row(static_cast<std::size_t>(columns));
-  for (Index r = 0; r < rows; ++r) {
-    ops::to_floats(t.dtype(), static_cast<const char*>(t.raw()) + row_bytes(t.dtype(), r * columns), row);
-    for (Index c = 0; c < columns; ++c) out.data<BFloat16>()[r * columns + c] = BFloat16(row[static_cast<std::size_t>(c)]);
-  }
-  return out;
-}
+Tensor as_bf16(const Tensor& t) { return is_quantized(t.dtype()) ? ops::dequantized(t, DType::kBF16) : t.to(DType::kBF16); }
 
 // The experts of one layer as a file lists them: the shared ones, or the one of a dense layer, as one wide MLP.
 struct Listed {
@@ -38,12 +28,15 @@ struct Listed {
   std::vector<ExpertTensors> routed;
 };
 
-Listed listed(const Experts& e, const ExpertsShape& shape) {
-  require(!e.stacked(), "internal error: experts to be packed are listed");
+// The matrices of one layer's experts, where they lie.
+Listed listed(std::span<const Parameter> parameters, const ParameterReader& reader, Index layer,
+              const ExpertsShape& shape) {
   Listed out;
-  if (shape.whole > 0) out.whole = e.list().front().mlp;
-  for (std::size_t i = e.list().size() - static_cast<std::size_t>(shape.routed); i < e.list().size(); ++i)
-    out.routed.push_back(e.list()[i].mlp);
+  out.routed.resize(static_cast<std::size_t>(shape.routed));
+  for (const Parameter& p : parameters)
+    if (const auto* const place = std::get_if<ExpertPlace>(&p.place); place && p.layer == layer)
+      (p.expert >= 0 ? out.routed.at(static_cast<std::size_t>(p.expert)) : out.whole).*
+          kMatrices[static_cast<std::size_t>(place->part)] = reader.read(p);
   return out;
 }
 
@@ -69,19 +62,16 @@ Experts packed_experts(Context& ctx, const Listed& e, const ExpertsShape& shape)
 }
 
 // Stacks in bf16, whatever the list has.
-Experts stacked_experts(Context& ctx, const Listed& e, const ExpertsShape& shape) {
-  Listed plain = e;
-  for (const Matrix m : kMatrices) {
-    if (shape.whole > 0) plain.whole.*m = as_bf16(plain.whole.*m);
-    for (ExpertTensors& one : plain.routed) one.*m = as_bf16(one.*m);
-  }
-  return Experts::listed(shape.whole, plain.whole, plain.routed).to(ctx.device());
+Experts empty_stacks(Context& ctx, const ExpertsShape& shape, Index model_width) {
+  const Index count = shape.whole + shape.routed;
+  return Experts(ctx.empty(DType::kBF16, {count, 2, shape.width, model_width}),
+                 ctx.empty(DType::kBF16, {count, model_width, shape.width}));
 }
 
 // All but the experts: fn(parameter) makes the tensor of each.
 template <class Fn>
-void each_tensor(const ModelSpec& spec, ModelWeights& w, Fn fn) {
-  for (const Parameter& p : registered_parameters(spec)) {
+void each_tensor(const ModelSpec& spec, std::span<const Parameter> parameters, ModelWeights& w, Fn fn) {
+  for (const Parameter& p : parameters) {
     if (const auto* const at = std::get_if<ModelPlace>(&p.place)) (*at)(w) = fn(p);
     if (const auto* const at = std::get_if<LayerPlace>(&p.place))
       (*at)(w.layers[static_cast<std::size_t>(p.layer)]) = fn(p);
@@ -128,21 +118,40 @@ class Drawn {
 }  // namespace
 
 ModelWeights packed_copy(const ModelSpec& spec, const ModelWeights& weights, Context& ctx) {
+  ModelWeights out =
+      packed_copy(spec, registered_parameters(spec), {[&](const Parameter& p) { return weights.dense(p); }}, ctx);
+  weights.check();
+  return out;
+}
+
+ModelWeights packed_copy(const ModelSpec& spec, std::span<const Parameter> parameters, const ParameterReader& reader,
+                         Context& ctx) {
+  const auto done = [&](const Parameter& p) {
+    if (reader.done) reader.done(p);
+  };
   ModelWeights out;
   out.layers.resize(spec.layers.size());
-  each_tensor(spec, out, [&](const Parameter& p) {
-    const Tensor t = weights.dense(p);
-    if (is_matrix(p) && is_quantized(t.dtype())) return ops::packed(ctx, {&t, 1});
+  each_tensor(spec, parameters, out, [&](const Parameter& p) {
+    const Tensor t = reader.read(p);
     const DType dtype = stored_dtype(p, DType::kBF16);
-    return ctx.place(dtype == DType::kBF16 ? as_bf16(t) : t.to(dtype));
+    Tensor copy = is_matrix(p) && is_quantized(t.dtype()) ? ops::packed(ctx, {&t, 1})
+                                                          : ctx.place(dtype == DType::kBF16 ? as_bf16(t) : t.to(dtype));
+    done(p);
+    return copy;
   });
   for (std::size_t l = 0; l < spec.layers.size(); ++l) {
     const ExpertsShape shape = experts_shape(spec.layers[l]);
-    const Listed e = listed(weights.layers[l].experts, shape);
-    out.layers[l].experts = can_be_packed(e, shape) ? packed_experts(ctx, e, shape) : stacked_experts(ctx, e, shape);
+    const auto layer = static_cast<Index>(l);
+    const Listed e = listed(parameters, reader, layer, shape);
+    const bool packs = can_be_packed(e, shape);
+    out.layers[l].experts = packs ? packed_experts(ctx, e, shape) : empty_stacks(ctx, shape, spec.width);
+    for (const Parameter& p : parameters) {
+      if (p.layer != layer || !std::holds_alternative<ExpertPlace>(p.place)) continue;
+      if (!packs) out.view(p).assign(as_bf16(reader.read(p)));
+      done(p);
+    }
   }
   ctx.synchronize();
-  weights.check();
   return out;
 }
 
@@ -153,7 +162,7 @@ ModelWeights benchmark_weights(const ModelConfig& config, const std::function<DT
   Drawn drawn(ctx, static_cast<float>(config.initializer_range));
   ModelWeights w;
   w.layers.resize(spec.layers.size());
-  each_tensor(spec, w, [&](const Parameter& p) {
+  each_tensor(spec, registered_parameters(spec), w, [&](const Parameter& p) {
     const DType dtype = is_matrix(p) ? dtype_of(p) : DType::kBF16;
     return is_quantized(dtype) ? drawn.matrix(dtype, p.shape[0], p.shape[1]) : drawn.plain(p);
   });

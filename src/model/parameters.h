@@ -48,6 +48,9 @@ struct ParameterTraits {
   bool always_f32 = false;  // in memory and in a checkpoint, whatever the dtype of the model
   bool adapter = false;     // LoRA trains a product of two thin matrices in its place
   bool activated = true;    // counts for one token; of a layer's routed experts, as many as a token chooses
+  // Rows (numbers of a vector) belong to heads of so many, the first `rotary` of which rotary positions turn. 0: not so.
+  // Files may have them in another order than memory: row_order.h.
+  Index head_dim = 0, rotary = 0;
 };
 
 enum class ExpertPart : std::uint8_t { kGate, kUp, kDown };

@@ -15,7 +15,7 @@ struct Pass {
   Pass(Context& ctx, const ForwardBatch& b, const ops::Rope& r, const PassHooks& h, const ModelWeights& weights)
       : batch(b),
         slices(ops::placed(ctx, b.slices())),
-        ids(Tensor::view_of(b.ids())),
+        ids(b.placed_ids().numel() > 0 ? b.placed_ids() : Tensor::view_of(b.ids())),
         rope(ops::rope_angles(ctx, r, slices)),
         hooks(h),
         prefetch(ctx, weights, b) {}

@@ -63,7 +63,7 @@ void Prefetch::before_feed_forward(Index layer) const {
   if (!few_tokens_) return;
   const LayerTensors& w = weights_.layers[static_cast<std::size_t>(layer)];
   const Index taken = w.experts.count() - (w.gate.numel() > 0 ? w.gate.dim(0) : 0);
-  if (taken == 0) return coming_up(ctx_, {memory_of(w.gate)});
+  if (taken <= 0) return coming_up(ctx_, {memory_of(w.gate)});
   coming_up(ctx_, {memory_of(w.gate), first_matrix(w.experts, taken, w.experts.gate_matrix(0)),
                    first_matrix(w.experts, taken, w.experts.up_matrix(0))});
 }

@@ -1,3 +1,5 @@
+#include "model/presets.h"
+
 #include <array>
 #include <utility>
 
@@ -86,11 +88,21 @@ ModelConfig paper_145b() {
   return c;
 }
 
-constexpr std::array<std::pair<const char*, ModelConfig (*)()>, 4> kPresets = {{
+constexpr std::array<std::pair<const char*, ModelConfig (*)()>, 14> kPresets = {{
     {"tiny", tiny},
     {"paper-2b", paper_2b},
     {"deepseek-moe-16b", deepseek_moe_16b},
     {"paper-145b", paper_145b},
+    {"qwen3-30b-a3b", qwen3_30b_a3b},
+    {"qwen3-235b-a22b", qwen3_235b_a22b},
+    {"glm-4.5-air", glm_4_5_air},
+    {"glm-4.5", glm_4_5},
+    {"olmoe-1b-7b", olmoe_1b_7b},
+    {"mixtral-8x7b", mixtral_8x7b},
+    {"mixtral-8x22b", mixtral_8x22b},
+    {"ernie-4.5-21b-a3b", ernie_4_5_21b_a3b},
+    {"minimax-m2", minimax_m2},
+    {"dots.llm1", dots_llm1},
 }};
 
 }  // namespace

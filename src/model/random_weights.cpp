@@ -45,11 +45,12 @@ Tensor initial_tensor(const ModelConfig& config, const Parameter& p, std::size_t
   return t;
 }
 
-ModelWeights random_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, Context& ctx) {
-  ModelWeights w = empty_weights(config, dtype);
+ModelWeights random_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, Context& ctx, ExpertShare share) {
+  config.validate();
+  ModelWeights w = empty_weights(spec_of(config), dtype, Device::kCpu, share);
   const std::vector<Parameter> parameters = parameter_list(config);
   for (std::size_t i = 0; i < parameters.size(); ++i)
-    w.view(parameters[i]).assign(initial_tensor(config, parameters[i], i, seed, dtype, ctx));
+    if (w.holds(parameters[i])) w.view(parameters[i]).assign(initial_tensor(config, parameters[i], i, seed, dtype, ctx));
   return w;
 }
 

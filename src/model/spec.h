@@ -3,6 +3,7 @@
 // Behaviour is a number, a flag or a module here; no family names.
 #pragma once
 
+#include <cstdint>
 #include <variant>
 #include <vector>
 
@@ -11,12 +12,24 @@
 
 namespace dsmoe {
 
-// Multi-head attention whose query heads share key/value heads (GQA), with rotary positions on whole heads.
+// Norms of queries and keys before rotary positions, each with weights of its own.
+enum class QkNorm : std::uint8_t {
+  kNone,
+  kHead,   // every head by itself, one weight [head_dim] for all heads
+  kWidth,  // all heads of a token together, weight [heads * head_dim]
+};
+
+// Multi-head attention whose query heads share key/value heads (GQA), with rotary positions on heads or the first part of
+// them.
 struct GqaSpec {
   Index heads = 0;     // H
   Index kv_heads = 0;  // divides heads
   Index head_dim = 0;
-  bool bias = false;  // of all four projections
+  bool bias = false;         // of the projections to queries, keys and values
+  bool output_bias = false;  // of the projection back
+  QkNorm qk_norm = QkNorm::kNone;
+  double norm_eps = 0;  // of these norms
+  Index rotary = 0;     // numbers of a head that files have turned; 0: the whole head (row_order.h)
 };
 
 // One SwiGLU that every token runs.
@@ -33,10 +46,11 @@ struct LayerSpec {
 };
 
 struct RopeSpec {
-  Index head_dim = 0;  // numbers of a head that are turned; the same in all layers
+  Index head_dim = 0;  // of a head; the same in all layers
   double theta = 10000.0;
   RopeScaling scaling;
   Index max_positions = 0;  // that the model was trained for
+  Index rotary = 0;         // numbers of a head that are turned; 0: all
 };
 
 struct ModelSpec {

@@ -48,19 +48,20 @@ Index head_tokens(Device device, Index vocab) {
   return std::clamp(kNumbers / vocab / kFewest * kFewest, kFewest, kMost);
 }
 
-Transformer::Transformer(ModelConfig config, ModelWeights weights)
+Transformer::Transformer(ModelConfig config, ModelWeights weights, std::shared_ptr<const parallel::Mesh> mesh)
     : config_(validated(std::move(config))),
       spec_(std::make_unique<ModelSpec>(spec_of(*config_))),
       weights_(std::make_unique<ModelWeights>(std::move(weights))),
+      mesh_(std::move(mesh)),
       dtype_(activation_dtype(*spec_, *weights_)),
       kv_dtype_(has_quantized(*spec_, *weights_) ? DType::kBF16 : dtype_),
       trainable_(dsmoe::trainable(*spec_, *weights_)),
-      rope_(spec_->rope.head_dim, spec_->rope.theta, spec_->rope.scaling, spec_->rope.max_positions) {
+      rope_(spec_->rope.head_dim, spec_->rope.theta, spec_->rope.scaling, spec_->rope.max_positions, spec_->rope.rotary) {
   for (std::size_t l = 0; l < spec_->layers.size(); ++l) {
     const Index rotary = rotary_width(spec_->layers[l]);
     require(rotary == rope_.head_dim(), "layer {} turns {} numbers of a head, the model's rotary positions {}", l, rotary,
             rope_.head_dim());
-    blocks_.emplace_back(*spec_, weights_->layers[l], static_cast<Index>(l), dtype_);
+    blocks_.emplace_back(*spec_, weights_->layers[l], static_cast<Index>(l), dtype_, mesh_.get());
   }
 }
 
@@ -70,8 +71,6 @@ std::shared_ptr<KvPool> Transformer::make_kv_pool(Index tokens, DType dtype) con
   require(spec_->rope.head_dim % block_of(dtype).numbers == 0,
           "kv-type {} needs heads of a multiple of {} numbers, this model's have {}; use bf16", to_string(dtype),
           block_of(dtype).numbers, spec_->rope.head_dim);
-  require(device() == Device::kCpu || dtype == dtype_, "on a GPU the KV cache of a {} model is {} too, not {}",
-          to_string(dtype_), to_string(dtype_), to_string(dtype));
   std::vector<KvLayout> layers;
   for (const LayerSpec& layer : spec_->layers) layers.push_back(kv_layout(layer));
   return std::make_shared<KvPool>(layers, KvPool::pages_for(tokens), dtype, device());
@@ -117,7 +116,10 @@ Tensor Transformer::run(Context& ctx, const Pass& pass, ForwardSaved* saved) con
   for (std::size_t l = 0; l < blocks_.size(); ++l) {
     BlockSaved block;
     blocks_[l].forward(ctx, pass, x, y, saved ? &block : nullptr);
-    if (hooks.layer || l + 1 == blocks_.size()) ops::add(ctx, std::exchange(y, Tensor()), x);
+    if (hooks.layer || l + 1 == blocks_.size()) {
+      if (saved) x = x.clone();  // the block keeps it as it is
+      ops::add(ctx, std::exchange(y, Tensor()), x);
+    }
     if (hooks.layer) hooks.layer(static_cast<Index>(l), ctx.fetch(x));
     if (!saved) continue;
     saved->losses.push_back(block.moe.losses);
@@ -200,7 +202,8 @@ LossResult Transformer::result(Context& ctx, const ForwardSaved& saved, std::vec
 
 LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::int32_t> ids,
                                            std::span<const std::int32_t> targets, Index sequence_length, float loss_scale,
-                                           float aux_scale, ModelGradients& grads, bool recompute, bool add_grads) const {
+                                           float aux_scale, ModelGradients& grads, bool recompute, bool add_grads,
+                                           Tensor* token_losses) const {
   require(trainable_, "quantized weights cannot be trained; load the model in f32 or bf16");
   require(targets.size() == ids.size(), "{} tokens have {} targets", ids.size(), targets.size());
   const auto eps = static_cast<float>(spec_->norm_eps);
@@ -210,19 +213,21 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
   std::vector<Tensor> sums;
 
   mark(ctx, "head and loss, forward and backward");
-  Tensor h = ctx.empty(dtype(), x.shape()), dh = ctx.empty(DType::kF32, x.shape());
+  Tensor h = ctx.empty(dtype(), x.shape()), dh = ctx.empty(dtype(), x.shape());
   ops::rms_norm(ctx, x, weights_->final_norm, eps, h);
   each_logits(ctx, h, weights_->head, [&](Tensor& logits, Index first, Index last) {
     Tensor dlogits = dtype() == DType::kF32 ? logits : ctx.empty(dtype(), logits.shape()), dh_rows = dh.rows(first, last);
-    sums.push_back(
-        ops::cross_entropy(ctx, logits, all_targets.rows(first, last), /*token_losses=*/nullptr, &dlogits, loss_scale));
+    Tensor losses_rows = token_losses ? token_losses->rows(first, last) : Tensor();
+    sums.push_back(ops::cross_entropy(ctx, logits, all_targets.rows(first, last), token_losses ? &losses_rows : nullptr,
+                                      &dlogits, loss_scale));
     ops::linear_backward_weight(ctx, dlogits, h.rows(first, last), grads.head, add_grads || first > 0);
-    ops::linear_backward_input(ctx, dlogits, weights_->head, dh_rows, /*accumulate=*/false);
+    const ops::ProjectionGrad product{&dlogits, &weights_->head};
+    ops::linear_backward_input(ctx, {&product, 1}, dh_rows);
   });
 
   if (!add_grads) ctx.fill_zero(grads.final_norm);
   Tensor dx = ctx.zeros(DType::kF32, x.shape());
-  ops::rms_norm_backward(ctx, ops::converted(ctx, dh, dtype()), x, weights_->final_norm, eps, dx, grads.final_norm);
+  Tensor rounded = norm_backward(ctx, dh, x, weights_->final_norm, eps, dtype(), dx, grads.final_norm);
   const PassHooks no_hooks;  // a block that runs again is not heard again
   const Pass pass(ctx, batch, saved.rope, no_hooks, *weights_);
   for (std::size_t l = blocks_.size(); l-- > 0;) {
@@ -232,7 +237,7 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
       Tensor again = block.x_in, y;  // kept, so it may be written over once the block has its own copy
       blocks_[l].forward(ctx, pass, again, y, &block);
     }
-    blocks_[l].backward(ctx, pass, block, dx, grads.layers[l], add_grads, aux_scale);
+    blocks_[l].backward(ctx, pass, block, dx, rounded, grads.layers[l], add_grads, aux_scale);
   }
   mark(ctx, "embedding");
   if (!add_grads && !spec_->tied_head) ctx.fill_zero(grads.embedding);  // a tied head's gradient is there already

@@ -46,7 +46,8 @@ Index head_tokens(Device device, Index vocab);
 
 class Transformer {
  public:
-  Transformer(ModelConfig config, ModelWeights weights);
+  // `mesh`: of ranks that compute together; null for a process alone. All of them make the same calls.
+  Transformer(ModelConfig config, ModelWeights weights, std::shared_ptr<const parallel::Mesh> mesh = nullptr);
 
   const ModelConfig& config() const { return *config_; }  // for callers; the model itself is its spec
   const ModelSpec& spec() const { return *spec_; }
@@ -80,12 +81,13 @@ class Transformer {
   // ids and targets hold sequences of `sequence_length` one after another. The gradients are those of
   // loss_scale * sum of the losses + aux_scale * sum of the balance losses, added to grads (or in their place, whatever
   // they were). With recompute only the input of each block is kept, and backward runs the block again: the same bits for
-  // less memory and more time.
+  // less memory and more time. `token_losses`: as for losses().
   LossResult loss_and_gradients(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
                                 Index sequence_length, float loss_scale, float aux_scale, ModelGradients& grads,
-                                bool recompute = false, bool add_grads = true) const;
+                                bool recompute = false, bool add_grads = true, Tensor* token_losses = nullptr) const;
 
-  // The loss alone; token_losses f32 [B * S], where the work runs, holds that of each position, 0 where it has no target.
+  // The loss alone; token_losses f32 (on the CPU f64 too) [B * S], where the work runs, holds that of each position, 0
+  // where it has no target.
   LossResult losses(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
                     Index sequence_length, Tensor& token_losses, const PassHooks& hooks = {}) const;
 
@@ -101,6 +103,7 @@ class Transformer {
   std::unique_ptr<ModelConfig> config_;
   std::unique_ptr<ModelSpec> spec_;
   std::unique_ptr<ModelWeights> weights_;
+  std::shared_ptr<const parallel::Mesh> mesh_;
   DType dtype_, kv_dtype_;
   bool trainable_;
   ops::Rope rope_;

@@ -3,6 +3,7 @@
 #include "core/fail.h"
 #include "model/families/family.h"
 #include "model/modules.h"
+#include "ops/mixed.h"
 
 namespace dsmoe {
 
@@ -20,9 +21,9 @@ Tensor& matrix_of(ExpertTensors& mlp, ExpertPart part) {
   return part == ExpertPart::kGate ? mlp.gate_proj : part == ExpertPart::kUp ? mlp.up_proj : mlp.down_proj;
 }
 
-TensorView expert_view(const Experts& e, const ExpertPlace& place, const Parameter& p) {
+TensorView expert_view(const Experts& e, const ExpertPlace& place, const Parameter& p, const ExpertShare& share) {
   const bool routed = p.expert >= 0;
-  const Index first = routed ? e.count() - place.experts + p.expert : 0;
+  const Index first = routed ? e.count() - share.count(place.experts) + p.expert - share.first(place.experts) : 0;
   require(first >= 0 && first < e.count(), "internal error: {} has no place in a model", p.role);
   if (e.stacked()) return stack_view(e, place.part, first, routed ? 1 : place.experts);
   ExpertTensors mlp = e.list()[static_cast<std::size_t>(first)].mlp;
@@ -50,14 +51,15 @@ bool all_of(const ModelSpec& spec, const ModelWeights& w, DType dtype) {
 }
 
 // Stacks and tensors of a model's own; no selection bias among gradients.
-ModelTensors own_tensors(const ModelSpec& spec, DType dtype, bool gradients, Device device = Device::kCpu) {
+ModelTensors own_tensors(const ModelSpec& spec, DType dtype, bool gradients, Device device, ExpertShare share) {
   const auto make = [&](DType type, const Shape& shape) {
     return gradients ? Tensor::zeros(type, shape, device) : Tensor(type, shape, device);
   };
   ModelTensors m;
+  m.share = share;
   for (const LayerSpec& layer : spec.layers) {
     const ExpertsShape e = experts_shape(layer);
-    const Index count = e.whole + e.routed;
+    const Index count = e.whole + share.count(e.routed);
     m.layers.emplace_back().experts =
         Experts(make(dtype, {count, 2, e.width, spec.width}), make(dtype, {count, spec.width, e.width}));
   }
@@ -76,9 +78,15 @@ MoeGradients LayerTensors::moe_gradients() const {
   return grads;
 }
 
+bool ModelTensors::holds(const Parameter& p) const {
+  const auto* const place = std::get_if<ExpertPlace>(&p.place);
+  return place == nullptr || p.expert < 0 ||
+         (share.first(place->experts) <= p.expert && p.expert < share.last(place->experts));
+}
+
 TensorView ModelTensors::view(const Parameter& p) const {
   if (const Tensor* const t = tensor_of(*this, p)) return TensorView(*t);
-  return expert_view(layers.at(static_cast<std::size_t>(p.layer)).experts, std::get<ExpertPlace>(p.place), p);
+  return expert_view(layers.at(static_cast<std::size_t>(p.layer)).experts, std::get<ExpertPlace>(p.place), p, share);
 }
 
 DType activation_dtype(const ModelSpec& spec, const ModelWeights& w) {
@@ -88,7 +96,7 @@ DType activation_dtype(const ModelSpec& spec, const ModelWeights& w) {
 
 bool has_quantized(const ModelSpec& spec, const ModelWeights& w) {
   for (const Parameter& p : registered_parameters(spec))
-    if (is_matrix(p) && is_quantized(w.view(p).tensor.dtype())) return true;
+    if (is_matrix(p) && w.holds(p) && is_quantized(w.view(p).tensor.dtype())) return true;
   return false;
 }
 
@@ -96,10 +104,12 @@ bool trainable(const ModelSpec& spec, const ModelWeights& w) {
   return all_of(spec, w, DType::kF32) || all_of(spec, w, DType::kBF16);
 }
 
-ModelWeights empty_weights(const ModelSpec& spec, DType dtype, Device device) {
-  return own_tensors(spec, dtype, false, device);
+ModelWeights empty_weights(const ModelSpec& spec, DType dtype, Device device, ExpertShare share) {
+  return own_tensors(spec, dtype, false, device, share);
 }
-ModelGradients zero_gradients(const ModelSpec& spec, Device device) { return own_tensors(spec, DType::kF32, true, device); }
+ModelGradients zero_gradients(const ModelSpec& spec, Device device, ExpertShare share) {
+  return own_tensors(spec, DType::kF32, true, device, share);
+}
 
 ModelWeights listed_weights(const ModelSpec& spec, std::span<const Parameter> parameters, std::vector<Tensor> tensors) {
   require(parameters.size() == tensors.size(), "{} tensors for {} parameters", tensors.size(), parameters.size());
@@ -125,10 +135,22 @@ ModelWeights listed_weights(const ModelSpec& spec, std::span<const Parameter> pa
   return m;
 }
 
-ModelWeights owned_copy(const ModelSpec& spec, const ModelWeights& weights, DType dtype, Device device) {
-  ModelWeights out = empty_weights(spec, dtype, device);
-  for (const Parameter& p : registered_parameters(spec)) out.view(p).assign(weights.dense(p));
+ModelWeights owned_copy(const ModelSpec& spec, const ModelWeights& weights, DType dtype, Device device, ExpertShare share) {
+  ModelWeights out = owned_copy(spec, registered_parameters(spec), {[&](const Parameter& p) { return weights.dense(p); }},
+                                dtype, device, share);
   weights.check();
+  return out;
+}
+
+ModelWeights owned_copy(const ModelSpec& spec, std::span<const Parameter> parameters, const ParameterReader& reader,
+                        DType dtype, Device device, ExpertShare share) {
+  ModelWeights out = empty_weights(spec, dtype, device, share);
+  for (const Parameter& p : parameters) {
+    if (!out.holds(p)) continue;
+    const Tensor t = reader.read(p);
+    out.view(p).assign(is_quantized(t.dtype()) ? ops::dequantized(t, stored_dtype(p, dtype)) : t);
+    if (reader.done) reader.done(p);
+  }
   return out;
 }
 
@@ -141,14 +163,15 @@ ModelWeights listed_weights(const ModelConfig& config, std::span<const Parameter
   return listed_weights(spec_of(config), parameters, std::move(tensors));
 }
 
-ModelWeights owned_copy(const ModelConfig& config, const ModelWeights& weights, DType dtype, Device device) {
+ModelWeights owned_copy(const ModelConfig& config, const ModelWeights& weights, DType dtype, Device device,
+                        ExpertShare share) {
   config.validate();
-  return owned_copy(spec_of(config), weights, dtype, device);
+  return owned_copy(spec_of(config), weights, dtype, device, share);
 }
 
-ModelGradients zero_gradients(const ModelConfig& config, Device device) {
+ModelGradients zero_gradients(const ModelConfig& config, Device device, ExpertShare share) {
   config.validate();
-  return zero_gradients(spec_of(config), device);
+  return zero_gradients(spec_of(config), device, share);
 }
 
 }  // namespace dsmoe

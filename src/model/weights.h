@@ -23,12 +23,22 @@ struct LinearWeights {
 struct LayerTensors {
   Tensor input_norm, post_attention_norm;  // [D]
   LinearWeights q, k, v, o;
+  Tensor q_norm, k_norm;   // [head_dim], or one weight per number of a token; empty without such norms
   Tensor gate, gate_bias;  // the router of a MoE layer
   Experts experts;         // S + E of a MoE layer, shared ones first; the one of a dense layer
 
   // What MoeLayer takes: the same memory.
   MoeWeights moe() const { return {gate, gate_bias, experts}; }
   MoeGradients moe_gradients() const;
+};
+
+// Which routed experts of every layer are here, when they are spread over ranks: rank `rank` of `ranks`, as
+// parallel::Comm::share() has it.
+struct ExpertShare {
+  int rank = 0, ranks = 1;
+  Index first(Index routed) const { return routed * rank / ranks; }
+  Index last(Index routed) const { return routed * (rank + 1) / ranks; }
+  Index count(Index routed) const { return last(routed) - first(routed); }
 };
 
 struct ModelTensors {
@@ -39,8 +49,10 @@ struct ModelTensors {
   // Throws when a file that tensors lie in was truncated or written to: what was computed with them is wrong then. Empty
   // for tensors in memory of their own. See docs/design/mapped-files.md.
   std::function<void()> check_files = {};
+  ExpertShare share = {};
 
-  void check() const {  // at the end of whatever read the tensors
+  bool holds(const Parameter& parameter) const;  // not the experts of other ranks
+  void check() const {                           // at the end of whatever read the tensors
     if (check_files) check_files();
   }
   TensorView view(const Parameter& parameter) const;  // the numbers that a name of the list stands for
@@ -60,29 +72,41 @@ bool has_quantized(const ModelSpec& spec, const ModelWeights& weights);
 bool trainable(const ModelSpec& spec, const ModelWeights& weights);
 
 // Tensors of its own, experts stacked, uninitialised.
-ModelWeights empty_weights(const ModelSpec& spec, DType dtype, Device device = Device::kCpu);
+ModelWeights empty_weights(const ModelSpec& spec, DType dtype, Device device = Device::kCpu, ExpertShare share = {});
 // Tensors where they lie, experts listed: one per parameter, in the order of the list.
 ModelWeights listed_weights(const ModelSpec& spec, std::span<const Parameter> parameters, std::vector<Tensor> tensors);
+// Where a copy's numbers come from, one parameter after another: a model need not be in this machine's memory for that.
+struct ParameterReader {
+  std::function<Tensor(const Parameter& parameter)> read;     // as it is stored, in this machine's memory
+  std::function<void(const Parameter& parameter)> done = {};  // it is not needed any more
+};
 // A copy with tensors of its own, experts stacked, in f32 or bf16.
-ModelWeights owned_copy(const ModelSpec& spec, const ModelWeights& weights, DType dtype, Device device = Device::kCpu);
+ModelWeights owned_copy(const ModelSpec& spec, const ModelWeights& weights, DType dtype, Device device = Device::kCpu,
+                        ExpertShare share = {});
+ModelWeights owned_copy(const ModelSpec& spec, std::span<const Parameter> parameters, const ParameterReader& reader,
+                        DType dtype, Device device, ExpertShare share = {});
 // A copy in GPU memory that keeps quantized matrices packed (ops/pack.h); all else becomes bf16. So do the experts of a
 // layer where not all matrices are quantized, or not all routed experts' alike.
 ModelWeights packed_copy(const ModelSpec& spec, const ModelWeights& weights, Context& ctx);
+ModelWeights packed_copy(const ModelSpec& spec, std::span<const Parameter> parameters, const ParameterReader& reader,
+                         Context& ctx);
 // All zero, f32.
-ModelGradients zero_gradients(const ModelSpec& spec, Device device = Device::kCpu);
+ModelGradients zero_gradients(const ModelSpec& spec, Device device = Device::kCpu, ExpertShare share = {});
 
 // The same for a config, which its family makes a spec of.
 ModelWeights empty_weights(const ModelConfig& config, DType dtype);
 ModelWeights listed_weights(const ModelConfig& config, std::span<const Parameter> parameters, std::vector<Tensor> tensors);
-ModelWeights owned_copy(const ModelConfig& config, const ModelWeights& weights, DType dtype, Device device = Device::kCpu);
-ModelGradients zero_gradients(const ModelConfig& config, Device device = Device::kCpu);
+ModelWeights owned_copy(const ModelConfig& config, const ModelWeights& weights, DType dtype, Device device = Device::kCpu,
+                        ExpertShare share = {});
+ModelGradients zero_gradients(const ModelConfig& config, Device device = Device::kCpu, ExpertShare share = {});
 
 // One tensor of a freshly initialised model, as its traits say, which is as the reference draws it: router uniform in
 // ±1/sqrt(D), norms 1, biases 0, the row of the padding token 0, all else normal with deviation initializer_range.
 // Depends on (seed, place in the list) alone.
 Tensor initial_tensor(const ModelConfig& config, const Parameter& parameter, std::size_t number, std::uint64_t seed,
                       DType dtype, Context& ctx);
-ModelWeights random_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, Context& ctx);
+ModelWeights random_weights(const ModelConfig& config, std::uint64_t seed, DType dtype, Context& ctx,
+                            ExpertShare share = {});
 // For benchmarks: random numbers of the right size, made where the Context runs.
 ModelWeights benchmark_weights(const ModelConfig& config, DType dtype, Context& ctx);
 // The same with packed matrices of the dtypes that `dtype_of` gives, as a quantized file has them.

@@ -3,6 +3,7 @@
 #include "core/fail.h"
 #include "dsmoe/moe.h"
 #include "dsmoe/routing_overrides.h"
+#include "moe/batch_load.h"
 #include "ops/experts.h"
 #include "ops/gate.h"
 
@@ -14,7 +15,8 @@ struct MoeForward::Saved {
   ops::Chosen chosen;
   ops::Plan plan;
   ops::ExpertActivations activations;
-  bool used = false;  // backward has taken the activations
+  bool used = false;                         // backward has taken the activations
+  std::optional<ops::BatchLoad> whole = {};  // of a batch that is spread over ranks
 };
 
 namespace {
@@ -72,10 +74,11 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   out.y = ops::experts_down_combine(ctx, experts, plan, h).reshape(x_in.shape());
   out.routing = {chosen.experts, chosen.weights, chosen.scores};
   if (options.training) {
-    out.losses = ops::balance_losses(ctx, config_, chosen, sequence);
+    std::optional<ops::BatchLoad> whole = batch_load(config_, chosen, sequence, options.others);
+    out.losses = ops::balance_losses(ctx, config_, chosen, sequence, whole ? &*whole : nullptr);
     out.offset = plan.offset;
     out.saved = std::make_shared<MoeForward::Saved>(
-        MoeForward::Saved{x, sequence, std::move(chosen), std::move(plan), std::move(kept)});
+        MoeForward::Saved{x, sequence, std::move(chosen), std::move(plan), std::move(kept), false, std::move(whole)});
   }
   return out;
 }
@@ -95,9 +98,10 @@ Tensor MoeLayer::backward(Context& ctx, const Tensor& dy_in, const MoeForward& f
 
   ops::ExpertRowGrads d = ops::experts_down_backward(ctx, weights_.experts, saved.plan, dy, std::move(saved.activations));
   ops::experts_weight_backward(ctx, saved.plan, saved.x, dy, d, grads.experts, options.accumulate);
-  Tensor dx = ops::gate_backward(
-      ctx, config_, saved.x, weights_.gate,
-      {saved.chosen, saved.plan, d.weight, saved.sequence_length, options.aux_scale, options.accumulate}, grads.gate);
+  Tensor dx = ops::gate_backward(ctx, config_, saved.x, weights_.gate,
+                                 {saved.chosen, saved.plan, d.weight, saved.sequence_length, options.aux_scale,
+                                  options.accumulate, saved.whole ? &*saved.whole : nullptr},
+                                 grads.gate);
   return ops::experts_gate_up_backward(ctx, weights_.experts, saved.plan, d, std::move(dx)).reshape(dy_in.shape());
 }
 

@@ -4,6 +4,7 @@
 
 #include "core/fail.h"
 #include "ops/backend.h"
+#include "ops/elementwise.h"
 #include "ops/linear.h"
 
 namespace dsmoe::ops {
@@ -22,11 +23,13 @@ void check(const char* op, const char* name, const Tensor& x, DType dtype, Index
           to_string(x.dtype()), x.shape(), to_string(dtype), rows, columns);
 }
 
-// Keys and values: as the queries, or narrower under f32.
-void check_stored(const char* op, const AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v,
-                  Index capacity) {
+// Keys and values: as the queries, or narrower under f32, or q8_0 on a GPU (and by the reference).
+void check_stored(const Context& ctx, const char* op, const AttentionShape& s, const Tensor& q, const Tensor& k,
+                  const Tensor& v, Index capacity) {
   const DType stored = k.dtype();
-  require(stored == q.dtype() || (q.dtype() == DType::kF32 && (stored == DType::kBF16 || stored == DType::kQ8_0)),
+  const bool wide = q.dtype() == DType::kF32;
+  require(stored == q.dtype() || (wide && stored == DType::kBF16) ||
+              (stored == DType::kQ8_0 && (wide || ctx.backend() != Backend::kCpu)),
           "[{}] keys are {} for {} queries; expected the same, or bf16 or q8_0 for f32", op, to_string(stored),
           to_string(q.dtype()));
   require(s.head_dim % block_of(stored).numbers == 0, "[{}] heads of {} are no whole blocks of {}", op, s.head_dim,
@@ -116,7 +119,7 @@ void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const
   check_shape(kOp, shape);
   const Index tokens = rows_of(q), capacity = rows_of(k);
   check(kOp, "q", q, q.dtype(), tokens, shape.heads * shape.head_dim);
-  check_stored(kOp, shape, q, k, v, capacity);
+  check_stored(ctx, kOp, shape, q, k, v, capacity);
   check(kOp, "out", out, q.dtype(), tokens, shape.heads * shape.head_dim);
   if (lse) check(kOp, "lse", *lse, DType::kF32, shape.heads, tokens);
   check_slices(kOp, slices, tokens, capacity);
@@ -128,7 +131,7 @@ void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const
 
 void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Slices& slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq,
-                        Tensor& dk, Tensor& dv) {
+                        Tensor& dk, Tensor& dv, const RopeAngles* turned) {
   constexpr const char* kOp = "attention_backward";
   check_shape(kOp, shape);
   const Index tokens = rows_of(q), width = shape.heads * shape.head_dim;
@@ -139,9 +142,12 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor&
   check(kOp, "out", out, q.dtype(), tokens, width);
   check(kOp, "lse", lse, DType::kF32, shape.heads, tokens);
   check(kOp, "dout", dout, q.dtype(), tokens, width);
-  check(kOp, "dq", dq, DType::kF32, tokens, width);
-  check(kOp, "dk", dk, DType::kF32, tokens, kv_width);
-  check(kOp, "dv", dv, DType::kF32, tokens, kv_width);
+  const DType result = dq.dtype() == q.dtype() ? q.dtype() : DType::kF32;
+  check(kOp, "dq", dq, result, tokens, width);
+  check(kOp, "dk", dk, result, tokens, kv_width);
+  check(kOp, "dv", dv, result, tokens, kv_width);
+  require(turned == nullptr || (turned->rows() == tokens && turned->head_dim() == shape.head_dim),
+          "[{}] the angles do not fit {} rows of heads of {}", kOp, tokens, shape.head_dim);
   check_slices(kOp, slices, tokens, tokens);
   for (const Slice& s : slices) {
     require(s.first_position == 0, "[{}] a slice begins at position {}, expected whole sequences", kOp, s.first_position);
@@ -150,10 +156,29 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor&
               "[{}] tile {} of the slice from row {} begins at row {}, expected the rows of the slice itself", kOp, i,
               s.first_row, s.tiles[static_cast<std::size_t>(i)]);
   }
+  // On the CPU in f32, turned back and rounded in passes of their own.
+  const auto in_passes = [&](auto backward) {
+    const auto wide = [&](Tensor& t) { return result == DType::kF32 ? t : ctx.empty(DType::kF32, t.shape()); };
+    Tensor q32 = wide(dq), k32 = wide(dk), v32 = wide(dv);
+    backward(q32, k32, v32);
+    if (turned && tokens > 0)
+      for (Tensor* const t : {&q32, &k32}) apply_rope(ctx, *t, *turned, /*inverse=*/true);
+    if (result == DType::kF32) return;
+    convert(ctx, q32, dq);
+    convert(ctx, k32, dk);
+    convert(ctx, v32, dv);
+  };
   on_backend(
-      ctx, [&] { ref::attention_backward(shape, q, k, v, slices, dout, dq, dk, dv); },
-      [&] { cpu::attention_backward(ctx, shape, q, k, v, slices, out, lse, dout, dq, dk, dv); },
-      [&] { cuda::attention_backward(ctx, shape, q, k, v, slices, out, lse, dout, dq, dk, dv); });
+      ctx,
+      [&] {
+        in_passes([&](Tensor& a, Tensor& b, Tensor& c) { ref::attention_backward(shape, q, k, v, slices, dout, a, b, c); });
+      },
+      [&] {
+        in_passes([&](Tensor& a, Tensor& b, Tensor& c) {
+          cpu::attention_backward(ctx, shape, q, k, v, slices, out, lse, dout, a, b, c);
+        });
+      },
+      [&] { cuda::attention_backward(ctx, shape, q, k, v, slices, out, lse, dout, dq, dk, dv, turned); });
 }
 
 }  // namespace dsmoe::ops

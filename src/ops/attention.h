@@ -1,6 +1,7 @@
 // Causal attention over cached keys and values, for all sequences of a batch at once. T queries, H heads of which
 // H / KVH neighbours share one head of keys and values. All tensors have one dtype (f32 or bf16) unless said otherwise;
 // with f32 queries a cache of keys and values may be stored as bf16 or q8_0, and is computed with as the f32 it stands for.
+// On a GPU bf16 queries take q8_0, too, which is rounded to bf16 then where tensor cores do the work.
 //
 // No T x T matrix per head: keys are taken in tiles at fixed positions, the softmax of each tile is computed on
 // its own and the tiles are put together in order. So a query's bits depend on its own keys and values alone: they
@@ -48,11 +49,12 @@ void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const
 
 // The gradient of attention() over whole sequences whose keys and values are in the batch: every slice is from position
 // 0, with tiles first_row + i * kAttentionTile. q, k, v, out, lse as there (k and v [T, KVH * head_dim]), dout [T, H *
-// head_dim]. dq, dk, dv are f32 in the shapes of q, k, v, and overwritten. A sequence's gradients depend on itself alone,
-// as long as all values of the batch are finite.
+// head_dim]. dq, dk, dv are in the shapes of q, k, v, and overwritten: f32, or all three in the dtype of q, which the f32
+// gradients are rounded to. `turned`: q and k are results of apply_rope() with these angles, and dq and dk are of what it
+// was given. A sequence's gradients depend on itself alone, as long as all values of the batch are finite.
 void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Slices& slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq,
-                        Tensor& dk, Tensor& dv);
+                        Tensor& dk, Tensor& dv, const RopeAngles* turned = nullptr);
 
 namespace ref {
 void store_rows(const Tensor& rows, const Slices& slices, Tensor& cache);
@@ -82,7 +84,7 @@ void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const
                const Slices& slices, Tensor& out, Tensor* lse);
 void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Slices& slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq,
-                        Tensor& dk, Tensor& dv);
+                        Tensor& dk, Tensor& dv, const RopeAngles* turned);
 }  // namespace cuda
 
 }  // namespace dsmoe::ops

@@ -9,12 +9,13 @@
 namespace dsmoe::ops {
 
 // As ops/gate.h says: [4] f64.
-Tensor balance_losses_on_cpu(const MoeConfig& config, const Chosen& chosen, Index sequence_length);
+Tensor balance_losses_on_cpu(const MoeConfig& config, const Chosen& chosen, Index sequence_length, const BatchLoad* whole);
 
 // scale * gradient of the balance losses in the scores [T, E]; empty when all coefficients are 0.
-Tensor balance_backward(const MoeConfig& config, const Chosen& chosen, Index sequence_length, float scale);
+Tensor balance_backward(const MoeConfig& config, const Chosen& chosen, Index sequence_length, float scale,
+                        const BatchLoad* whole);
 
 // scale * gradient of the router z-loss in chosen.lse [T]; empty when there is none.
-Tensor router_z_backward(const MoeConfig& config, const Chosen& chosen, float scale);
+Tensor router_z_backward(const MoeConfig& config, const Chosen& chosen, float scale, const BatchLoad* whole);
 
 }  // namespace dsmoe::ops

@@ -15,8 +15,11 @@ void check(const Tensor& logits, const Tensor& all_targets, const Tensor* token_
           to_string(all_targets.dtype()));
   require(logits.rank() == 2 && logits.dim(0) == tokens && logits.dim(1) > 0 && logits.dtype() == DType::kF32,
           "[cross_entropy] logits are {} {}, expected f32 [{}, V]", to_string(logits.dtype()), logits.shape(), tokens);
-  require(!token_losses || (token_losses->shape() == Shape({tokens}) && token_losses->dtype() == DType::kF32),
-          "[cross_entropy] the tokens' losses must be f32 [{}]", tokens);
+  const auto fits = [&](const Tensor& t) {
+    return t.dtype() == DType::kF32 || (t.dtype() == DType::kF64 && t.device() == Device::kCpu);
+  };
+  require(!token_losses || (token_losses->shape() == Shape({tokens}) && fits(*token_losses)),
+          "[cross_entropy] the tokens' losses must be f32 [{}], or f64 on the CPU", tokens);
   require(!dlogits || dlogits->shape() == logits.shape(), "[cross_entropy] the gradient must be {}", logits.shape());
   if (all_targets.device() != Device::kCpu) return;
   const std::span<const std::int32_t> targets = all_targets.span<std::int32_t>();
@@ -36,7 +39,11 @@ Tensor add_up(std::span<const double> losses, std::span<const std::int32_t> targ
            losses[t]);
     *sum += losses[t];
     *count += targets[t] != kIgnoredTarget;
-    if (token_losses) token_losses->data<float>()[t] = static_cast<float>(losses[t]);
+    if (!token_losses) continue;
+    if (token_losses->dtype() == DType::kF64)
+      token_losses->data<double>()[t] = losses[t];
+    else
+      token_losses->data<float>()[t] = static_cast<float>(losses[t]);
   }
   return result;
 }

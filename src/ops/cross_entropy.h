@@ -13,7 +13,7 @@ inline constexpr std::int32_t kIgnoredTarget = -100;  // a token that has no los
 
 // Returns [2] f64, where the work runs: the sum of the losses, and how many tokens are not ignored.
 // logits [T, V] f32, targets [T] i32 in [0, V) or kIgnoredTarget.
-// token_losses (optional) [T] f32: each token's loss, 0 where ignored.
+// token_losses (optional) [T] f32, or f64 on the CPU: each token's loss, 0 where ignored.
 // dlogits (optional) [T, V] f32 or bf16: scale * (softmax - onehot), 0 where ignored; may be logits itself.
 // A loss that is NaN or infinite gives an Error with the token.
 Tensor cross_entropy(Context& ctx, const Tensor& logits, const Tensor& targets, Tensor* token_losses = nullptr,

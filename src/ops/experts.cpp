@@ -8,7 +8,7 @@ namespace dsmoe::ops {
 
 namespace {
 
-void check(const char* op, const char* name, const Tensor& t, DType dtype, Index rows, Index columns) {
+void check_matrix(const char* op, const char* name, const Tensor& t, DType dtype, Index rows, Index columns) {
   require(t.shape() == Shape({rows, columns}) && t.dtype() == dtype, "[{}] {} is {} {}, expected {} [{}, {}]", op, name,
           to_string(t.dtype()), t.shape(), to_string(dtype), rows, columns);
 }
@@ -36,7 +36,7 @@ Shape hidden_shape(const Experts& w, const Plan& plan) {
 Tensor experts_gate_up(Context& ctx, const Experts& w, const Plan& plan, const Tensor& x, ExpertActivations* keep) {
   constexpr const char* kOp = "experts_gate_up";
   check_experts(kOp, w, plan);
-  check(kOp, "x", x, w.dtype(), plan.tokens, w.model_width());
+  check_matrix(kOp, "x", x, w.dtype(), plan.tokens, w.model_width());
   if (keep) require_plain(kOp, w);
   const auto on_cpu = [&](auto&& run) {
     Tensor h = ctx.empty(w.dtype(), hidden_shape(w, plan));
@@ -93,8 +93,8 @@ ExpertRowGrads experts_down_backward(Context& ctx, const Experts& w, const Plan&
   require_plain(kOp, w);
   check_experts(kOp, w, plan);
   const Index rows = plan.rows(), width = w.width(0);
-  check(kOp, "dy", dy, w.dtype(), plan.tokens, w.model_width());
-  check(kOp, "gate_up", kept.gate_up, w.dtype(), rows, 2 * width);
+  check_matrix(kOp, "dy", dy, w.dtype(), plan.tokens, w.model_width());
+  check_matrix(kOp, "gate_up", kept.gate_up, w.dtype(), rows, 2 * width);
   const auto on_cpu = [&](auto&& run) {
     ExpertRowGrads d{kept.gate_up, ctx.empty(w.dtype(), {rows, width}), ctx.empty(DType::kF32, {rows, 1}), {}};
     run(d);
@@ -133,10 +133,10 @@ Tensor experts_gate_up_backward(Context& ctx, const Experts& w, const Plan& plan
   constexpr const char* kOp = "experts_gate_up_backward";
   require_plain(kOp, w);
   check_experts(kOp, w, plan);
-  check(kOp, "the gradient of gate_up", d.gate_up, w.dtype(), plan.rows(), 2 * w.width(0));
+  check_matrix(kOp, "the gradient of gate_up", d.gate_up, w.dtype(), plan.rows(), 2 * w.width(0));
   const auto on_cpu = [&](auto&& run) {
     if (gate_dx.numel() == 0) gate_dx = ctx.zeros(DType::kF32, {plan.tokens, w.model_width()});
-    check(kOp, "gate_dx", gate_dx, DType::kF32, plan.tokens, w.model_width());
+    check_matrix(kOp, "gate_dx", gate_dx, DType::kF32, plan.tokens, w.model_width());
     run();
     return converted(ctx, gate_dx, w.dtype());
   };

@@ -57,9 +57,9 @@ Tensor chosen_grads(const Plan& plan, const Tensor& row_weight_grads) {
 
 Tensor gate_backward_on_cpu(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weight,
                             const GateBackward& args, Tensor& dweight) {
-  const Tensor dscores = balance_backward(c, args.chosen, args.sequence_length, args.aux_scale);
+  const Tensor dscores = balance_backward(c, args.chosen, args.sequence_length, args.aux_scale, args.whole);
   const Tensor dlogits = route_backward(ctx, c, args.chosen, chosen_grads(args.plan, args.row_weight_grads), dscores,
-                                        router_z_backward(c, args.chosen, args.aux_scale));
+                                        router_z_backward(c, args.chosen, args.aux_scale, args.whole));
   const bool rounded = dweight.dtype() != DType::kF32;
   Tensor sum = rounded ? converted(ctx, dweight, DType::kF32) : dweight;
   if (!args.accumulate) ctx.fill_zero(sum);
@@ -98,8 +98,10 @@ Plan plan_of_one(Context& ctx, Index tokens) {
   return on_backend(ctx, on_cpu, on_cpu, [&] { return cuda::plan_of_one(ctx, tokens); });
 }
 
-Tensor balance_losses(Context& ctx, const MoeConfig& c, const Chosen& chosen, Index sequence_length) {
-  const auto on_cpu = [&] { return balance_losses_on_cpu(c, chosen, sequence_length); };
+Tensor balance_losses(Context& ctx, const MoeConfig& c, const Chosen& chosen, Index sequence_length,
+                      const BatchLoad* whole) {
+  require(!whole || ctx.device() == Device::kCpu, "[balance_losses] a batch of several ranks is computed on CPUs alone");
+  const auto on_cpu = [&] { return balance_losses_on_cpu(c, chosen, sequence_length, whole); };
   return on_backend(ctx, on_cpu, on_cpu, [&] { return cuda::balance_losses(ctx, c, chosen, sequence_length); });
 }
 

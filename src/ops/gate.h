@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "dsmoe/context.h"
 #include "dsmoe/moe_config.h"
@@ -70,9 +71,17 @@ Gated gate(Context& ctx, const MoeConfig& config, const Tensor& x, const Tensor&
 // A plan in which every token goes to one expert: a dense feed-forward layer.
 Plan plan_of_one(Context& ctx, Index tokens);
 
+// A batch whose tokens are spread over ranks, of which this one has some: losses and gradients are its tokens' part of
+// those of the whole batch. CPU only.
+struct BatchLoad {
+  std::vector<std::int64_t> load;  // [E] tokens that chose each expert
+  Index tokens = 0, sequences = 0;
+};
+
 // [4] f64, where the work runs: the balance losses over sequences, the batch and devices, and the router's z-loss, each
-// times its coefficient. `sequence_length` divides the number of tokens.
-Tensor balance_losses(Context& ctx, const MoeConfig& config, const Chosen& chosen, Index sequence_length);
+// times its coefficient. `sequence_length` divides the number of tokens. `whole`: null where these are all tokens.
+Tensor balance_losses(Context& ctx, const MoeConfig& config, const Chosen& chosen, Index sequence_length,
+                      const BatchLoad* whole = nullptr);
 
 // From the gradients of the rows' weights, [R, parts] f32 to be added up, and aux_scale times the losses of
 // balance_losses(): adds to dweight [E, D] (overwrites it without `accumulate`), and returns the gate's part of dx [T, D]
@@ -84,6 +93,7 @@ struct GateBackward {
   Index sequence_length = 0;
   float aux_scale = 1;
   bool accumulate = true;
+  const BatchLoad* whole = nullptr;
 };
 Tensor gate_backward(Context& ctx, const MoeConfig& config, const Tensor& x, const Tensor& weight, const GateBackward& args,
                      Tensor& dweight);

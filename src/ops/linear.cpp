@@ -1,6 +1,7 @@
 #include "ops/linear.h"
 
 #include "ops/backend.h"
+#include "ops/elementwise.h"
 #include "ops/mixed.h"
 
 namespace dsmoe::ops {
@@ -68,6 +69,21 @@ void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tens
       ctx, [&] { ref::linear_backward_input(dy, w, dx, accumulate); },
       [&] { cpu::linear_backward_input(ctx, dy, w, dx, accumulate); },
       [&] { cuda::linear_backward_input(ctx, dy, w, dx, accumulate); });
+}
+
+void linear_backward_input(Context& ctx, std::span<const ProjectionGrad> products, Tensor& dx) {
+  constexpr const char* kOp = "linear_backward_input";
+  require(!products.empty(), "[{}] the sum of no products", kOp);
+  for (const auto& [dy, w] : products) {
+    check(kOp, *dy, *w, w->dim(0));
+    require(dx.shape() == Shape({dy->dim(0), w->dim(1)}) && (dx.dtype() == DType::kF32 || dx.dtype() == dy->dtype()),
+            "[{}] dx is {} {}, expected f32 or {} [{}, {}]", kOp, to_string(dx.dtype()), dx.shape(), to_string(dy->dtype()),
+            dy->dim(0), w->dim(1));
+  }
+  if (ctx.backend() == Backend::kCuda && cuda::linear_backward_input(ctx, products, dx)) return;
+  Tensor sum = dx.dtype() == DType::kF32 ? dx : ctx.empty(DType::kF32, dx.shape());
+  for (const ProjectionGrad& p : products) linear_backward_input(ctx, *p.dy, *p.w, sum, &p != &products.front());
+  if (dx.dtype() != DType::kF32) convert(ctx, sum, dx);
 }
 
 void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw, bool accumulate) {

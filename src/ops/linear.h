@@ -23,6 +23,13 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
 // dx = dy · W (or += with accumulate; dx is f32), dy [T, N] in the dtype of W.
 void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate);
 
+// dx = the sum of dy · W over several products of one x, in their order. dx is f32 or the dtype of dy: then the f32 sum is
+// rounded once.
+struct ProjectionGrad {
+  const Tensor *dy, *w;
+};
+void linear_backward_input(Context& ctx, std::span<const ProjectionGrad> products, Tensor& dx);
+
 // dW += dyᵀ · x (or = without accumulate), dW [N, K] f32, dy and x of one dtype.
 void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw, bool accumulate = true);
 
@@ -41,6 +48,8 @@ void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Ten
 namespace cuda {
 void linear(Context& ctx, const Tensor& x, std::span<const Projection> projections);
 void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate);
+// False, and nothing done, where no kernel does it in one go.
+bool linear_backward_input(Context& ctx, std::span<const ProjectionGrad> products, Tensor& dx);
 void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw, bool accumulate);
 }  // namespace cuda
 

@@ -9,12 +9,14 @@ namespace dsmoe::ops {
 // weight [D] and y [T, D] are f32 or bf16 each.
 void rms_norm(Context& ctx, const Tensor& x, const Tensor& weight, float eps, Tensor& y);
 
-// x += y, then the norm of x into h: a block's residual sum and the norm that follows it. y is f32 or bf16.
-void add_rms_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight, float eps, Tensor& h);
+// sum = x + y, then the norm of it into h: a block's residual sum and the norm that follows it. y is f32 or bf16; sum may
+// be x itself.
+void add_rms_norm(Context& ctx, const Tensor& y, const Tensor& x, const Tensor& weight, float eps, Tensor& sum, Tensor& h);
 
-// dx [T, D] f32 += and dweight [D] f32 +=, from dy [T, D] in f32 or bf16. The inverse root is computed again.
+// dx [T, D] f32 += and dweight [D] f32 +=, from dy [T, D] in f32 or bf16. The inverse root is computed again. `rounded`: a
+// bf16 copy of dx for the products that follow.
 void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& weight, float eps, Tensor& dx,
-                       Tensor& dweight);
+                       Tensor& dweight, Tensor* rounded = nullptr);
 
 namespace ref {
 void rms_norm(const Tensor& x, const Tensor& weight, float eps, Tensor& y);
@@ -29,9 +31,9 @@ void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Te
 
 namespace cuda {
 void rms_norm(Context& ctx, const Tensor& x, const Tensor& weight, float eps, Tensor& y);
-void add_rms_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight, float eps, Tensor& h);
+void add_rms_norm(Context& ctx, const Tensor& y, const Tensor& x, const Tensor& weight, float eps, Tensor& sum, Tensor& h);
 void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& weight, float eps, Tensor& dx,
-                       Tensor& dweight);
+                       Tensor& dweight, Tensor* rounded);
 }  // namespace cuda
 
 }  // namespace dsmoe::ops

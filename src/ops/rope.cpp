@@ -7,9 +7,15 @@
 
 namespace dsmoe::ops {
 
-Rope::Rope(Index head_dim, double theta, const RopeScaling& scaling, Index max_position_embeddings)
-    : head_dim_(head_dim), theta_(theta), scaling_(scaling), max_position_embeddings_(max_position_embeddings) {
+Rope::Rope(Index head_dim, double theta, const RopeScaling& scaling, Index max_position_embeddings, Index rotary)
+    : head_dim_(head_dim),
+      rotary_(rotary > 0 ? rotary : head_dim),
+      theta_(theta),
+      scaling_(scaling),
+      max_position_embeddings_(max_position_embeddings) {
   require(head_dim > 0 && head_dim % 2 == 0, "[rope] head_dim is {}, expected an even number over 0", head_dim);
+  require(rotary_ % 2 == 0 && rotary_ <= head_dim, "[rope] {} numbers of a head of {} are turned, expected an even part",
+          rotary_, head_dim);
   require(std::isfinite(theta) && theta > 0, "[rope] theta is {}, expected a number over 0", theta);
   require(scaling.type == RopeScalingType::kNone || (std::isfinite(scaling.factor) && scaling.factor >= 1),
           "[rope] the scaling factor is {}, expected 1 or more", scaling.factor);
@@ -18,21 +24,22 @@ Rope::Rope(Index head_dim, double theta, const RopeScaling& scaling, Index max_p
 
 std::vector<float> Rope::frequencies_of(double theta) const {
   // Rounded to f32 where the reference does: the exponent, the power, its inverse, and (below) the angle.
-  const auto dim = static_cast<double>(head_dim_);
+  const auto dim = static_cast<double>(rotary_);
   std::vector<float> out;
-  for (Index i = 0; i < head_dim_ / 2; ++i) {
+  for (Index i = 0; i < rotary_ / 2; ++i) {
     const auto exponent = static_cast<float>(static_cast<double>(2 * i) / dim);
     out.push_back(1.0f / static_cast<float>(std::pow(theta, static_cast<double>(exponent))));
   }
+  out.resize(static_cast<std::size_t>(head_dim_ / 2));  // an angle of 0: cosine 1, sine 0
   return out;
 }
 
 std::vector<float> Rope::frequencies(Index context) const {
   if (!scaled_by(context)) return frequencies_;
-  require(max_position_embeddings_ > 0 && head_dim_ > 2,
-          "[rope] dynamic scaling needs head_dim over 2 and max_position_embeddings over 0, got {} and {}", head_dim_,
+  require(max_position_embeddings_ > 0 && rotary_ > 2,
+          "[rope] dynamic scaling needs head_dim over 2 and max_position_embeddings over 0, got {} and {}", rotary_,
           max_position_embeddings_);
-  const auto dim = static_cast<double>(head_dim_);
+  const auto dim = static_cast<double>(rotary_);
   const double stretch = scaling_.factor * static_cast<double>(context) / static_cast<double>(max_position_embeddings_) -
                          (scaling_.factor - 1);
   return frequencies_of(theta_ * std::pow(stretch, dim / (dim - 2)));

@@ -1,5 +1,6 @@
 // Rotary position embedding: element i of a head and element i + head_dim / 2 are turned together by the angle
-// position * theta^(-2 i / head_dim). Angles are computed for the positions of a batch, row by row.
+// position * theta^(-2 i / rotary), where rotary is head_dim or, where only a part of a head is turned, less. Angles are
+// computed for the positions of a batch, row by row.
 #pragma once
 
 #include <span>
@@ -16,7 +17,8 @@ namespace dsmoe::ops {
 // is opened for more than max_position_embeddings positions, by their number (docs/design/dynamic-rope.md).
 class Rope {
  public:
-  Rope(Index head_dim, double theta, const RopeScaling& scaling, Index max_position_embeddings);
+  // rotary: numbers of a head that are turned, 0 for all: pairs from rotary / 2 on have frequency 0 and stay as they are.
+  Rope(Index head_dim, double theta, const RopeScaling& scaling, Index max_position_embeddings, Index rotary = 0);
 
   Index head_dim() const { return head_dim_; }
   bool scaled_by(Index context) const {  // whether the frequencies depend on this context (dynamic scaling)
@@ -32,7 +34,7 @@ class Rope {
  private:
   std::vector<float> frequencies_of(double theta) const;
 
-  Index head_dim_;
+  Index head_dim_, rotary_;
   double theta_;
   RopeScaling scaling_;
   Index max_position_embeddings_;

@@ -137,4 +137,21 @@ void sample(Context& ctx, Tensor& logits, Sampling& sampling) {
       [&] { cuda::sample(ctx, logits, sampling); });
 }
 
+void copy_tokens(Context& ctx, const Tensor& chosen, std::span<const TokenCopy> pairs, Tensor& into) {
+  require(chosen.dtype() == DType::kI32 && into.dtype() == DType::kI32, "[copy_tokens] tokens are i32, not {} and {}",
+          to_string(chosen.dtype()), to_string(into.dtype()));
+  for (const TokenCopy& p : pairs)
+    require(p.from >= 0 && p.from < chosen.numel() && p.to >= 0 && p.to < into.numel(),
+            "[copy_tokens] token {} of {} is to be number {} of {}", p.from, chosen.numel(), p.to, into.numel());
+  if (pairs.empty()) return;
+  const auto here = [&] {
+    for (const TokenCopy& p : pairs) into.data<std::int32_t>()[p.to] = chosen.data<std::int32_t>()[p.from];
+  };
+  on_backend(ctx, here, here, [&] {
+    static_assert(sizeof(TokenCopy) == 2 * sizeof(std::int32_t));
+    const std::span numbers(reinterpret_cast<const std::int32_t*>(pairs.data()), 2 * pairs.size());
+    cuda::copy_tokens(ctx, chosen, ctx.place(Tensor::view_of(numbers)), into);
+  });
+}
+
 }  // namespace dsmoe::ops

@@ -34,6 +34,13 @@ struct Sampling {
 // is chosen.
 void sample(Context& ctx, Tensor& logits, Sampling& sampling);
 
+// Tokens that follow on others before this machine has seen them: for each pair, number `to` of `into` becomes number
+// `from` of `chosen`. Both i32, where the work runs.
+struct TokenCopy {
+  std::int32_t from, to;
+};
+void copy_tokens(Context& ctx, const Tensor& chosen, std::span<const TokenCopy> pairs, Tensor& into);
+
 // What a CPU needs to know of one row.
 struct SampleTask {
   std::span<float> logits;
@@ -48,6 +55,7 @@ std::int32_t sample(const SampleTask& task, std::span<std::uint64_t> codes);  //
 }
 namespace cuda {
 void sample(Context& ctx, Tensor& logits, Sampling& sampling);
-}
+void copy_tokens(Context& ctx, const Tensor& chosen, const Tensor& pairs, Tensor& into);
+}  // namespace cuda
 
 }  // namespace dsmoe::ops

@@ -8,6 +8,8 @@
 #include "serve/completion.h"
 #include "serve/embeddings.h"
 #include "serve/metrics.h"
+#include "serve/page.h"
+#include "serve/props.h"
 
 namespace dsmoe::serve {
 
@@ -32,6 +34,33 @@ bool same_key(std::string_view given, std::string_view wanted) {
   return difference == 0;
 }
 
+namespace {
+
+constexpr std::string_view kModelPath = "/v1/models/";  // with a name behind it
+
+OrderedJson model_json(const Services& services) {
+  return {{"id", services.defaults.model},
+          {"object", "model"},
+          {"created", services.started},
+          {"owned_by", "dsmoe"},
+          {"max_model_len", services.engine.context()}};
+}
+
+std::string percent_decoded(std::string_view text) {
+  const auto digit = [](char c) {
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+  };
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool code = text[i] == '%' && i + 2 < text.size() && digit(text[i + 1]) >= 0 && digit(text[i + 2]) >= 0;
+    out += code ? static_cast<char>(16 * digit(text[i + 1]) + digit(text[i + 2])) : text[i];
+    if (code) i += 2;
+  }
+  return out;
+}
+
+}  // namespace
+
 struct Api::Route {
   const char *method, *path;
   void (Api::*handler)(const HttpRequest&, const std::shared_ptr<HttpReply>&);
@@ -46,11 +75,35 @@ const std::vector<Api::Route>& Api::routes() {
       {"GET", "/v1/models", &Api::models},
       {"GET", "/health", &Api::health, true},
       {"GET", "/metrics", &Api::metrics},
+      {"GET", "/props", &Api::props},
       {"POST", "/tokenize", &Api::tokenize},
       {"POST", "/detokenize", &Api::detokenize},
       {"POST", "/apply-template", &Api::apply_template},
   };
   return all;
+}
+
+void Api::check_sender(const HttpRequest& request) const {
+  if (!options_.hosts.allows(request.host))
+    throw ApiError(
+        403,
+        fmt::format("the Host header is {}, which is not a name of this server; start it with allowed-host if it is",
+                    in_quotes(request.host)),
+        {}, "host_not_allowed");
+  // Such a page could not read the answer, but without this it could have the model work. Pages of the same site are from
+  // elsewhere, too: another port of this machine. Browsers leave Sec-Fetch-Site out if neither TLS nor loopback protects
+  // the request; programs send no Origin.
+  const bool welcome = options_.cors == "*" || (!options_.cors.empty() && request.origin == options_.cors);
+  const bool own = request.fetch_site.empty()
+                       ? request.origin.empty() || options_.hosts.is_own(request.origin, request.host)
+                       : request.fetch_site == "same-origin" || request.fetch_site == "none";
+  if (request.method == "POST" && !own && !welcome)
+    throw ApiError(
+        403,
+        fmt::format(
+            "a web page of {} asks; start the server with cors-origin if it may, or with allowed-host if it is its own",
+            in_quotes(request.origin)),
+        {}, "origin_not_allowed");
 }
 
 void Api::check_key(const HttpRequest& request) const {
@@ -62,18 +115,27 @@ void Api::check_key(const HttpRequest& request) const {
 }
 
 void Api::dispatch(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  check_sender(request);
   if (request.method == "OPTIONS" && !options_.cors.empty()) return reply->send(204, "text/plain", "");
-  bool known = false;
+  const std::string_view method = request.method == "HEAD" ? "GET" : std::string_view(request.method);
+  const PageFile* const file = options_.page ? find_page_file(request.path) : nullptr;
+  // Anyone may load the page: it asks for the key itself, since a browser sends none with an address.
+  if (file && method == "GET") return send_page_file(*file, request, *reply);
+  std::string_view known = file ? "GET" : "";
   for (const Route& route : routes()) {
     if (request.path != route.path) continue;
-    known = true;
-    if (request.method != route.method) continue;
+    known = route.method;
+    if (method != route.method) continue;
     if (!route.open) check_key(request);
     return (this->*route.handler)(request, reply);
   }
-  if (known)
-    throw ApiError(405, fmt::format("{} is not for {}", request.path, printable(request.method, 20)), {},
+  if (method == "GET" && request.path.starts_with(kModelPath)) return model(request, reply);
+  if (!known.empty()) {
+    ApiError error(405, fmt::format("{} is not for {}", request.path, printable(request.method, 20)), {},
                    "method_not_allowed");
+    error.allow = known == "GET" ? "GET, HEAD" : known;
+    throw error;
+  }
   throw ApiError(404, fmt::format("there is no {} here", in_quotes(request.path)), {}, "not_found");
 }
 
@@ -104,13 +166,18 @@ void Api::embeddings(const HttpRequest& request, const std::shared_ptr<HttpReply
 }
 
 void Api::models(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
-  OrderedJson data = OrderedJson::array();
-  data.push_back({{"id", services_.defaults.model},
-                  {"object", "model"},
-                  {"created", services_.started},
-                  {"owned_by", "dsmoe"},
-                  {"max_model_len", services_.engine.context()}});
-  reply->send(200, "application/json", dumped({{"object", "list"}, {"data", std::move(data)}}));
+  reply->send(200, "application/json", dumped({{"object", "list"}, {"data", OrderedJson::array({model_json(services_)})}}));
+}
+
+void Api::model(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
+  check_key(request);
+  const std::string name = percent_decoded(std::string_view(request.path).substr(kModelPath.size()));
+  if (name != services_.defaults.model)
+    throw ApiError(
+        404,
+        fmt::format("there is no model {} here; this server has {}", in_quotes(name), in_quotes(services_.defaults.model)),
+        "model", "model_not_found");
+  reply->send(200, "application/json", dumped(model_json(services_)));
 }
 
 void Api::health(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
@@ -120,6 +187,10 @@ void Api::health(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
 
 void Api::metrics(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
   reply->send(200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(services_.engine.stats()));
+}
+
+void Api::props(const HttpRequest&, const std::shared_ptr<HttpReply>& reply) {
+  reply->send(200, "application/json", props_body(services_));
 }
 
 const Tokenizer& Api::tokenizer() const {
@@ -147,9 +218,7 @@ void Api::detokenize(const HttpRequest& request, const std::shared_ptr<HttpReply
 }
 
 void Api::apply_template(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
-  const std::vector<ChatMessage> messages = read_template(request.body);
-  if (tokenizer().chat_template().empty()) throw ApiError(400, "this model has no chat template", {}, "no_chat_template");
-  reply->send(200, "application/json", dumped({{"prompt", render_chat(tokenizer(), messages).text}}));
+  reply->send(200, "application/json", dumped({{"prompt", read_template(request.body, services_.defaults)}}));
 }
 
 }  // namespace dsmoe::serve

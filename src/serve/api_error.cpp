@@ -11,6 +11,7 @@ namespace {
 const char* type_of(int status) {
   switch (status) {
     case 401: return "authentication_error";
+    case 403: return "permission_error";
     case 404: return "not_found_error";
     case 429: return "rate_limit_error";
     case 503: return "overloaded_error";
@@ -32,6 +33,7 @@ std::string error_body(const ApiError& error) {
 
 std::vector<std::pair<std::string, std::string>> error_headers(const ApiError& error) {
   if (error.status == 429) return {{"Retry-After", "1"}};
+  if (!error.allow.empty()) return {{"Allow", error.allow}};
   return {};
 }
 

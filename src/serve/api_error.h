@@ -16,6 +16,7 @@ struct ApiError : std::runtime_error {
 
   int status;
   std::string param, code;
+  std::string allow;  // of a 405: the methods that the path is for
 };
 
 // {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}

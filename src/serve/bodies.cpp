@@ -2,12 +2,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace dsmoe::serve {
 
 namespace {
 
 std::string token_text(std::int32_t id, const std::optional<Tokenizer>& tokenizer) {
   return tokenizer ? tokenizer->decode(std::span(&id, 1)) : fmt::format("token_id:{}", id);
+}
+
+// That a token adds to the text: special ones are not part of it, and of a character in several tokens the first has it.
+std::size_t characters_of(std::int32_t id, const std::optional<Tokenizer>& tokenizer) {
+  if (!tokenizer || tokenizer->is_special(id)) return 0;
+  const std::string_view bytes = tokenizer->bytes(id);
+  return static_cast<std::size_t>(
+      std::count_if(bytes.begin(), bytes.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
 OrderedJson chat_logprob(const infer::Logprob& l, const std::optional<Tokenizer>& tokenizer) {
@@ -46,7 +56,7 @@ OrderedJson chat_logprobs(const std::vector<infer::TokenLogprobs>& tokens, const
 }
 
 OrderedJson text_logprobs(const std::vector<infer::TokenLogprobs>& tokens, const std::optional<Tokenizer>& tokenizer,
-                          bool first_is_null, std::size_t offset) {
+                          bool first_is_null, std::size_t& offset) {
   OrderedJson texts = OrderedJson::array(), values = texts, tops = texts, offsets = texts;
   for (const infer::TokenLogprobs& t : tokens) {
     const std::string text = token_text(t.token.id, tokenizer);
@@ -57,7 +67,7 @@ OrderedJson text_logprobs(const std::vector<infer::TokenLogprobs>& tokens, const
     for (const infer::Logprob& l : t.top) top[token_text(l.id, tokenizer)] = l.value;
     tops.push_back(none ? OrderedJson() : std::move(top));
     offsets.push_back(offset);
-    offset += text.size();
+    offset += characters_of(t.token.id, tokenizer);
   }
   return {{"tokens", std::move(texts)},
           {"token_logprobs", std::move(values)},

@@ -25,10 +25,10 @@ struct Usage {
 OrderedJson usage_json(const Usage& usage);
 
 // Log probabilities of tokens as chat completions have them, and as completions do. A token without a value (the first of a
-// prompt) is null there. `offset`: of the first token in the text.
+// prompt) is null there. `offset`: of the first token in the text, in characters; moves behind the last.
 OrderedJson chat_logprobs(const std::vector<infer::TokenLogprobs>& tokens, const std::optional<Tokenizer>& tokenizer);
 OrderedJson text_logprobs(const std::vector<infer::TokenLogprobs>& tokens, const std::optional<Tokenizer>& tokenizer,
-                          bool first_is_null, std::size_t offset);
+                          bool first_is_null, std::size_t& offset);
 
 OrderedJson routing_json(const infer::RoutingTrace& trace);
 std::string base64(std::string_view bytes);

@@ -6,6 +6,7 @@
 
 #include "serve/api_error.h"
 #include "serve/bodies.h"
+#include "serve/call_parser.h"
 
 namespace dsmoe::serve {
 
@@ -21,7 +22,17 @@ struct Choice {
   infer::RoutingTrace routing;
   bool begun = false;  // in a stream
   std::optional<infer::Ended> ended;
+  std::optional<CallParser> parser;   // with tools
+  std::vector<CalledFunction> calls;  // that it found, in answers that are no stream
 };
+
+// Nine letters and digits, which is what Mistral's templates want; others take anything. Different for each number.
+std::string call_id(std::uint64_t number) {
+  static constexpr std::string_view kDigits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+  std::string out;
+  for (int i = 0; i < 9; ++i, number /= kDigits.size()) out += kDigits[number % kDigits.size()];
+  return out;
+}
 
 void add_routing(infer::RoutingTrace& to, infer::RoutingTrace from) {
   if (from.tokens == 0) return;
@@ -37,7 +48,7 @@ void add_routing(infer::RoutingTrace& to, infer::RoutingTrace from) {
   }
 }
 
-// One request and its choices. The engine's callbacks are posted to the server's thread; everything here runs there.
+// One request and its choices. The engine's callbacks are told to the server's thread; everything here runs there.
 class Completion : public std::enable_shared_from_this<Completion> {
  public:
   Completion(Services& services, CompletionRequest request, std::shared_ptr<HttpReply> reply)
@@ -51,17 +62,26 @@ class Completion : public std::enable_shared_from_this<Completion> {
   void begin_within_grammar();  // when it is compiled
 
  private:
+  std::shared_ptr<infer::TokenMask> mask() const;
   infer::Request prepared(const infer::Request& from, std::size_t index, Index number);
   void cancel();
   void on_prompt(std::size_t index, infer::PromptDone prompt);
   void on_token(std::size_t index, infer::Token token);
   void on_end(std::size_t index, infer::Ended ended);
+  void take_calls(std::size_t index, const std::vector<CallEvent>& events);
   void stream_part(std::size_t index, const std::string& text);
+  void stream_text(std::size_t index, const std::string& text);
+  void stream_delta(std::size_t index, OrderedJson delta);
   void stream_end(std::size_t index);
   void finish();
   void fail(const ApiError& error);
   OrderedJson envelope(bool chunk) const;
-  OrderedJson choice_json(std::size_t index, bool chunk, const std::string& text, const char* finish);
+  OrderedJson choice_json(std::size_t index, OrderedJson content, const char* finish);
+  OrderedJson message_json(const Choice& choice) const;
+  const char* finish_of(const Choice& choice) const;
+  std::string next_call_id() {
+    return call_id(static_cast<std::uint64_t>(services_.started) * 1'000'000 + ++services_.calls);
+  }
   Usage usage() const;
   const std::optional<Tokenizer>& tokenizer() const { return services_.defaults.tokenizer; }
   bool wants_logprobs() const { return request_.prompts[0].logprobs >= 0; }
@@ -70,7 +90,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   CompletionRequest request_;
   std::shared_ptr<HttpReply> reply_;
   std::shared_ptr<const grammar::CompiledGrammar> grammar_;
-  std::string id_;
+  std::string id_, event_start_;
   std::int64_t created_ = 0;
   std::vector<Choice> choices_;
   std::size_t ended_ = 0;
@@ -83,7 +103,7 @@ void Completion::begin_within_grammar() {
     std::shared_ptr<const ApiError> error;  // not copies: they share their text, unseen by the thread sanitizer
     const infer::GrammarSource& source = *self->request_.grammar;
     try {
-      made = self->services_.grammars->compiled(source);
+      made = (self->request_.tools ? self->services_.call_grammars : self->services_.grammars)->compiled(source);
     } catch (const Error& e) {
       error =
           std::make_shared<ApiError>(e.code() == ErrorCode::kInternal ? 500 : 400, e.what(), source.where, "invalid_value");
@@ -110,6 +130,7 @@ void Completion::begin() {
   for (std::size_t i = 0; i < count; ++i) {
     const infer::Request& prompt = request_.prompts[i / static_cast<std::size_t>(request_.n)];
     choices_[i].prompt = prompt.prompt;
+    if (request_.tools) choices_[i].parser.emplace(*request_.tools->syntax, request_.tools->functions);
     try {
       choices_[i].id = services_.submit(prepared(prompt, i, static_cast<Index>(i) % request_.n));
     } catch (...) {
@@ -120,14 +141,24 @@ void Completion::begin() {
   reply_->on_gone([self = shared_from_this()] { self->cancel(); });
 }
 
+std::shared_ptr<infer::TokenMask> Completion::mask() const {
+  if (!request_.tools || !request_.tools->lazy) return std::make_shared<infer::GrammarMask>(grammar_);
+  const CallSyntax& syntax = *request_.tools->syntax;
+  std::vector<infer::GrammarTrigger> triggers = {{.text = syntax.opening()}};
+  for (const char* start : syntax.starts) triggers.push_back({.text = start, .at_start = true});
+  return std::make_shared<infer::LazyGrammarMask>(grammar_, *tokenizer(), std::move(triggers));
+}
+
 // A choice's own seed: the first has the request's, so that one answer does not depend on how many there are.
 infer::Request Completion::prepared(const infer::Request& from, std::size_t index, Index number) {
   infer::Request r = from;
   r.options.sampler.seed += static_cast<std::uint64_t>(number);
-  if (grammar_) r.mask = std::make_shared<infer::GrammarMask>(grammar_);
+  r.shared_prompt = number == 0 && request_.n > 1;
+  if (number > 0) r.after = choices_[index - static_cast<std::size_t>(number)].id;
+  if (grammar_) r.mask = mask();
   const auto post = [self = shared_from_this(), index](auto member) {
     return [self, index, member](auto event) {
-      self->services_.post([self, index, member, event = std::move(event)]() mutable {
+      self->services_.tell([self, index, member, event = std::move(event)]() mutable {
         if (!self->done_) ((*self).*member)(index, std::move(event));
       });
     };
@@ -160,6 +191,11 @@ void Completion::on_token(std::size_t index, infer::Token token) {
   Choice& c = choices_[index];
   if (token.logprobs) c.logprobs.push_back(std::move(*token.logprobs));
   add_routing(c.routing, std::move(token.routing));
+  if (c.parser) {
+    take_calls(index, c.parser->push(token.text));
+    if (!request_.stream || (c.logprobs.empty() && c.routing.tokens == 0)) return;
+    token.text.clear();  // what it was about is still to be sent
+  }
   if (!request_.stream) {
     c.text += token.text;
     return;
@@ -171,6 +207,7 @@ void Completion::on_end(std::size_t index, infer::Ended ended) {
   if (ended.reason == infer::End::kError)
     return fail(ApiError(500, ended.error ? ended.error->what() : "the request failed"));
   if (ended.reason == infer::End::kCancelled) return fail(ApiError(503, "the server is being stopped", {}, "shutdown"));
+  if (choices_[index].parser) take_calls(index, choices_[index].parser->finish());
   choices_[index].ended = std::move(ended);
   ++ended_;
   if (request_.stream) stream_end(index);
@@ -182,20 +219,53 @@ OrderedJson Completion::envelope(bool chunk) const {
   return {{"id", id_}, {"object", object}, {"created", created_}, {"model", services_.defaults.model}};
 }
 
-// Takes the log probabilities and the routing that are there.
-OrderedJson Completion::choice_json(std::size_t index, bool chunk, const std::string& text, const char* finish) {
+void Completion::take_calls(std::size_t index, const std::vector<CallEvent>& events) {
+  Choice& c = choices_[index];
+  for (const CallEvent& event : events) {
+    const bool begins = event.kind == CallEvent::Kind::kCall;
+    if (event.kind == CallEvent::Kind::kText) {
+      c.text += event.text;
+      if (request_.stream) stream_part(index, event.text);
+      continue;
+    }
+    if (begins) c.calls.push_back({next_call_id(), event.text, ""});
+    if (!begins) c.calls.back().arguments += event.text;
+    if (!request_.stream) continue;
+    OrderedJson call = {{"index", c.calls.size() - 1}};
+    if (begins) call["id"] = c.calls.back().id, call["type"] = "function";
+    if (begins)
+      call["function"] = {{"name", event.text}, {"arguments", ""}};
+    else
+      call["function"] = {{"arguments", event.text}};
+    OrderedJson delta = OrderedJson::object();
+    if (!c.begun) delta["content"] = nullptr;
+    delta["tool_calls"] = OrderedJson::array({std::move(call)});
+    stream_delta(index, std::move(delta));
+  }
+}
+
+const char* Completion::finish_of(const Choice& c) const {
+  const char* const reason = finish_reason(c.ended->reason);
+  return !c.calls.empty() && std::string_view(reason) == "stop" ? "tool_calls" : reason;
+}
+
+OrderedJson Completion::message_json(const Choice& c) const {
+  OrderedJson message = {{"role", "assistant"}, {"content", c.text}};
+  if (c.calls.empty()) return message;
+  if (c.text.empty()) message["content"] = nullptr;
+  OrderedJson calls = OrderedJson::array();
+  for (const CalledFunction& call : c.calls)
+    calls.push_back(
+        {{"id", call.id}, {"type", "function"}, {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+  message["tool_calls"] = std::move(calls);
+  return message;
+}
+
+// `content` is the text, the message, or its next part. Takes the log probabilities and the routing that are there.
+OrderedJson Completion::choice_json(std::size_t index, OrderedJson content, const char* finish) {
   Choice& c = choices_[index];
   OrderedJson out = {{"index", index}};
-  if (!request_.chat) {
-    out["text"] = text;
-  } else if (!chunk) {
-    out["message"] = {{"role", "assistant"}, {"content", text}};
-  } else {
-    OrderedJson delta = OrderedJson::object();
-    if (!c.begun) delta["role"] = "assistant";
-    if (!finish) delta["content"] = text;
-    out["delta"] = std::move(delta);
-  }
+  out[!request_.chat ? "text" : request_.stream ? "delta" : "message"] = std::move(content);
   out["logprobs"] = nullptr;
   if (wants_logprobs() && !c.logprobs.empty()) {
     out["logprobs"] = request_.chat ? chat_logprobs(c.logprobs, tokenizer())
@@ -209,23 +279,46 @@ OrderedJson Completion::choice_json(std::size_t index, bool chunk, const std::st
   return out;
 }
 
-void Completion::stream_part(std::size_t index, const std::string& text) {
+// One event of a stream: a part of a text, or of a chat's message; null for the last.
+void Completion::stream_delta(std::size_t index, OrderedJson content) {
   if (!std::exchange(started_, true)) reply_->start("text/event-stream");
+  Choice& c = choices_[index];
+  const bool last = content.is_null();
+  if (last) content = request_.chat ? OrderedJson::object() : OrderedJson("");
+  if (request_.chat && !c.begun) {
+    OrderedJson delta = {{"role", "assistant"}};
+    delta.update(content);
+    content = std::move(delta);
+  }
   OrderedJson body = envelope(true);
   OrderedJson choices = OrderedJson::array();
-  choices.push_back(choice_json(index, true, text, nullptr));
+  choices.push_back(choice_json(index, std::move(content), last ? finish_of(c) : nullptr));
   body["choices"] = std::move(choices);
-  choices_[index].logprob_offset += text.size();
   reply_->write(sse_event(body));
+}
+
+// Most events of a stream differ only in their text: this makes what stream_delta() would, without its trees.
+void Completion::stream_text(std::size_t index, const std::string& text) {
+  if (event_start_.empty()) {
+    event_start_ = sse_event(envelope(true));
+    event_start_.erase(event_start_.rfind('}'));
+  }
+  reply_->write(fmt::format(R"({},"choices":[{{"index":{},{}{}{},"logprobs":null,"finish_reason":null}}]}}{})",
+                            event_start_, index, request_.chat ? R"("delta":{"content":)" : R"("text":)",
+                            dumped(OrderedJson(text)), request_.chat ? "}" : "", "\n\n"));
+}
+
+void Completion::stream_part(std::size_t index, const std::string& text) {
+  const Choice& c = choices_[index];
+  if (c.begun && c.logprobs.empty() && c.routing.tokens == 0)
+    stream_text(index, text);
+  else
+    stream_delta(index, request_.chat ? OrderedJson{{"content", text}} : OrderedJson(text));
 }
 
 void Completion::stream_end(std::size_t index) {
   if (!choices_[index].begun) stream_part(index, "");
-  OrderedJson body = envelope(true);
-  OrderedJson choices = OrderedJson::array();
-  choices.push_back(choice_json(index, true, "", finish_reason(choices_[index].ended->reason)));
-  body["choices"] = std::move(choices);
-  reply_->write(sse_event(body));
+  stream_delta(index, nullptr);
 }
 
 Usage Completion::usage() const {
@@ -255,7 +348,8 @@ void Completion::finish() {
   OrderedJson body = envelope(false);
   OrderedJson choices = OrderedJson::array();
   for (std::size_t i = 0; i < choices_.size(); ++i)
-    choices.push_back(choice_json(i, false, choices_[i].text, finish_reason(choices_[i].ended->reason)));
+    choices.push_back(
+        choice_json(i, request_.chat ? message_json(choices_[i]) : OrderedJson(choices_[i].text), finish_of(choices_[i])));
   body["choices"] = std::move(choices);
   body["usage"] = usage_json(usage());
   reply_->send(200, "application/json", dumped(body));

@@ -64,7 +64,7 @@ void begin_embeddings(Services& services, EmbeddingsRequest request, std::shared
   for (std::size_t i = 0; i < request.inputs.size(); ++i) {
     infer::Request r{.prompt = std::move(request.inputs[i]), .embedding = true};
     r.on_end = [all, i](infer::Ended e) {
-      all->services.post([all, i, e = std::move(e)]() mutable { all->on_end(i, std::move(e)); });
+      all->services.tell([all, i, e = std::move(e)]() mutable { all->on_end(i, std::move(e)); });
     };
     try {
       all->ids.push_back(services.submit(std::move(r)));

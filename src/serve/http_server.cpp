@@ -9,15 +9,16 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/read.hpp>
-#include <boost/beast/http/string_body.hpp>
-#include <chrono>
 #include <optional>
 #include <set>
 
 #include "core/fail.h"
+#include "serve/http_head.h"
+#include "serve/http_request.h"
+#include "serve/http_stream.h"
+#include "serve/inbox.h"
 
 namespace dsmoe::serve {
 
@@ -29,11 +30,8 @@ using Code = boost::system::error_code;
 
 namespace {
 
-constexpr std::size_t kHeaderBytes = 16 << 10;
 // What a client may send while it waits for a reply: the beginning of its next request.
 constexpr std::size_t kAheadBytes = 64 << 10;
-
-std::chrono::milliseconds duration(double seconds) { return std::chrono::milliseconds(static_cast<long>(seconds * 1000)); }
 
 class Connection;
 
@@ -41,7 +39,10 @@ class Connection;
 
 struct HttpServer::Impl {
   Impl(const HttpOptions& o, HttpHandler h, HttpErrorBody e)
-      : options(o), handler(std::move(h)), error_body(std::move(e)), acceptor(io), signals(io), pause(io) {}
+      : options(o), handler(std::move(h)), error_body(std::move(e)), acceptor(io), signals(io), pause(io) {
+    require(o.certificate.empty() == o.key.empty(), "ssl-cert-file and ssl-key-file go together");
+    if (!o.certificate.empty()) tls.emplace(o.certificate, o.key);
+  }
 
   void listen();
   void accept();
@@ -52,8 +53,10 @@ struct HttpServer::Impl {
   HttpOptions options;
   HttpHandler handler;
   HttpErrorBody error_body;
+  std::optional<TlsContext> tls;
   std::set<Connection*> connections;  // outlives io, whose handlers hold them
   asio::io_context io{1};
+  Inbox inbox{io};
   Tcp::acceptor acceptor;
   asio::signal_set signals;
   asio::steady_timer pause;
@@ -69,11 +72,16 @@ namespace {
 // reading, to notice when the client goes away.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(HttpServer::Impl& server, Tcp::socket socket) : server_(server), stream_(std::move(socket)) {
+  Connection(HttpServer::Impl& server, Tcp::socket socket)
+      : server_(server), stream_(std::move(socket), server.tls ? &*server.tls : nullptr) {
     server_.connections.insert(this);
   }
   ~Connection() { server_.connections.erase(this); }
 
+  void start() {
+    stream_.start(duration(server_.options.idle_seconds),
+                  [self = shared_from_this()](const Code& code) { code ? self->close() : self->read_request(); });
+  }
   void read_request();
   void close_if_idle() {
     if (!reply_ && !ended_) close();
@@ -86,7 +94,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void on_headers(const Code& code);
   void read_body();
   void on_body(const Code& code);
-  void refuse(const Code& code);
+  void refuse(const std::optional<HttpRefusal>& refusal);
+  void drop();
   void handle();
   void watch();
   void put(std::string_view text);
@@ -98,13 +107,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string head(int status, std::string_view type, const HttpHeaders& headers, std::optional<std::size_t> length) const;
 
   HttpServer::Impl& server_;
-  beast::tcp_stream stream_;
+  HttpStream stream_;
   beast::flat_buffer buffer_{kHeaderBytes + kAheadBytes + (1 << 16)};
   std::optional<http::request_parser<http::string_body>> parser_;
   std::shared_ptr<Reply> reply_;  // while there is one to make
   std::string pending_, writing_;
-  bool keep_alive_ = false, chunked_ = false;
-  bool watching_ = false, ended_ = false, closed_ = false;
+  bool keep_alive_ = false, chunked_ = false, without_body_ = false;
+  bool watching_ = false, ended_ = false, closed_ = false, refused_ = false;
 };
 
 class Connection::Reply : public HttpReply {
@@ -114,7 +123,7 @@ class Connection::Reply : public HttpReply {
   void send(int status, std::string_view type, std::string_view body, const HttpHeaders& headers) override {
     if (!connection_) return;
     connection_->put(connection_->head(status, type, headers, body.size()));
-    connection_->put(body);
+    if (!connection_->without_body_) connection_->put(body);
     finish();
   }
   void start(std::string_view type) override {
@@ -161,16 +170,8 @@ class Connection::Reply : public HttpReply {
 std::string Connection::head(int status, std::string_view type, const HttpHeaders& headers,
                              std::optional<std::size_t> length) const {
   const auto reason = http::obsolete_reason(static_cast<http::status>(status));
-  std::string out =
-      fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\n", status, std::string_view(reason.data(), reason.size()), type);
-  if (length)
-    out += fmt::format("Content-Length: {}\r\n", *length);
-  else if (chunked_)
-    out += "Transfer-Encoding: chunked\r\n";
-  if (!keep_alive_) out += "Connection: close\r\n";
-  for (const auto* all : {&headers, &std::as_const(server_.options.headers)})
-    for (const auto& [name, value] : *all) out += fmt::format("{}: {}\r\n", name, value);
-  return out + "\r\n";
+  return HttpHead{status, {reason.data(), reason.size()}, type, length, chunked_, keep_alive_}.text(
+      headers, server_.options.headers);
 }
 
 void Connection::read_request() {
@@ -183,8 +184,9 @@ void Connection::read_request() {
 }
 
 void Connection::on_headers(const Code& code) {
-  if (code) return refuse(code);
+  if (code) return refuse(refusal_of(code, server_.options));
   const auto& request = parser_->get();
+  if (const auto refusal = refusal_of(request)) return refuse(refusal);
   if (!beast::iequals(request[http::field::expect], "100-continue") || parser_->is_done()) return read_body();
   writing_ = "HTTP/1.1 100 Continue\r\n\r\n";
   asio::async_write(stream_, asio::buffer(writing_), [self = shared_from_this()](const Code& c, std::size_t) {
@@ -199,45 +201,29 @@ void Connection::read_body() {
                    [self = shared_from_this()](const Code& code, std::size_t) { self->on_body(code); });
 }
 
-void Connection::on_body(const Code& code) {
-  if (code) return refuse(code);
-  handle();
-}
+void Connection::on_body(const Code& code) { code ? refuse(refusal_of(code, server_.options)) : handle(); }
 
 // What is no proper request gets a reply if the client may still be there to read it.
-void Connection::refuse(const Code& code) {
-  if (code == http::error::end_of_stream || code.category() != make_error_code(http::error::bad_method).category())
-    return close();
-  int status = 400;
-  std::string message = "this is no HTTP request that the server understands: " + code.message();
-  if (code == http::error::body_limit)
-    status = 413, message = fmt::format("the body is over the limit of {} bytes", server_.options.body_bytes);
-  if (code == http::error::header_limit || code == http::error::buffer_overflow)
-    status = 431, message = fmt::format("the headers are over the limit of {} bytes", kHeaderBytes);
-  if (code == http::error::partial_message) return close();
-  keep_alive_ = false;
+void Connection::refuse(const std::optional<HttpRefusal>& refusal) {
+  if (!refusal) return close();
+  keep_alive_ = without_body_ = false;
+  refused_ = true;
   reply_ = std::make_shared<Reply>(shared_from_this());
   ++server_.active;
-  reply_->send(status, "application/json", server_.error_body(status, message), {});
+  reply_->send(refusal->status, "application/json", server_.error_body(refusal->status, refusal->message), {});
 }
 
 void Connection::handle() {
-  auto request = parser_->release();
-  const auto text = [](auto view) { return std::string(view.data(), view.size()); };
-  const std::string target = text(request.target());
-  HttpRequest out{.method = text(request.method_string()),
-                  .path = target.substr(0, target.find('?')),
-                  .authorization = text(request[http::field::authorization]),
-                  .origin = text(request[http::field::origin]),
-                  .body = std::move(request.body())};
+  const auto& request = parser_->get();
   keep_alive_ = request.keep_alive() && !server_.draining;
+  without_body_ = request.method() == http::verb::head;
   chunked_ = request.version() >= 11;
   if (!chunked_) keep_alive_ = false;  // the end of a stream is the end of the connection
   ended_ = false;
   reply_ = std::make_shared<Reply>(shared_from_this());
   ++server_.active;
   watch();
-  server_.handler(std::move(out), reply_);
+  server_.handler(taken_from(parser_->release()), reply_);
 }
 
 void Connection::watch() {
@@ -258,6 +244,8 @@ void Connection::put(std::string_view text) { pending_ += text; }
 
 void Connection::flush() {
   if (!writing_.empty() || pending_.empty() || closed_) return;
+  pending_.erase(0, stream_.write_now(pending_));
+  if (pending_.empty()) return ended_ ? after_reply() : void();
   writing_.swap(pending_);
   stream_.expires_after(duration(server_.options.write_seconds));
   asio::async_write(stream_, asio::buffer(writing_), [self = shared_from_this()](const Code& code, std::size_t) {
@@ -284,11 +272,24 @@ void Connection::after_reply() {
   ended_ = false;
   --server_.active;
   server_.end_if_drained();
+  if (refused_ && !server_.draining) {
+    stream_.expires_after(duration(std::min(server_.options.body_seconds, 5.0)));
+    stream_.end_sending();
+    return drop();
+  }
   if (!keep_alive_ || server_.draining) return close();
   if (watching_)
     stream_.cancel();  // its handler reads the next request
   else
     read_request();
+}
+
+// A client that is still sending looks at the reply afterwards: to close at once would tear the connection from under it.
+void Connection::drop() {
+  buffer_.consume(buffer_.size());
+  stream_.async_read_some(buffer_.prepare(1 << 16), [self = shared_from_this()](const Code& code, std::size_t) {
+    code || self->closed_ ? self->close() : self->drop();
+  });
 }
 
 void Connection::lost() {
@@ -303,9 +304,7 @@ void Connection::lost() {
 
 void Connection::close() {
   if (std::exchange(closed_, true)) return;
-  Code ignored;
-  stream_.socket().shutdown(Tcp::socket::shutdown_both, ignored);
-  stream_.close();
+  stream_.close(shared_from_this());
 }
 
 }  // namespace
@@ -341,7 +340,7 @@ void HttpServer::Impl::accept() {
     }
     Code ignored;
     socket.set_option(Tcp::no_delay(true), ignored);
-    if (connections.size() < options.connections) std::make_shared<Connection>(*this, std::move(socket))->read_request();
+    if (connections.size() < options.connections) std::make_shared<Connection>(*this, std::move(socket))->start();
     accept();
   });
 }
@@ -380,7 +379,7 @@ HttpServer::~HttpServer() {
 
 std::uint16_t HttpServer::port() const { return impl_->port; }
 void HttpServer::run() { impl_->io.run(); }
-void HttpServer::post(std::function<void()> call) { asio::post(impl_->io, std::move(call)); }
+void HttpServer::post(std::function<void()> call) { impl_->inbox.add(std::move(call)); }
 void HttpServer::drain() {
   asio::post(impl_->io, [impl = impl_.get()] { impl->drain(); });
 }

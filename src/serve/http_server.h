@@ -20,18 +20,20 @@ struct HttpOptions {
   double body_seconds = 60;                                       // until a body is there
   double write_seconds = 60;                                      // until a client has taken what was written
   std::vector<std::pair<std::string, std::string>> headers = {};  // of every reply
+  std::string certificate = {}, key = {};                         // files in PEM; "": no TLS
 };
 
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
   std::string method, path;  // without a query
-  std::string authorization, origin;
+  // Headers; "" for one that is not there.
+  std::string host, authorization, origin, if_none_match, fetch_site;
   std::string body;
 };
 
 // The reply to one request: send(), or start(), write() any number of times, and finish(). A client that goes away is
-// no error: what is written to it is dropped, and on_gone() says so.
+// no error: what is written to it is dropped, and on_gone() says so. To HEAD, send() sends all but the body.
 class HttpReply {
  public:
   virtual ~HttpReply() = default;

@@ -5,52 +5,18 @@
 #include <cmath>
 #include <random>
 
-#include "core/json_read.h"
 #include "core/printable.h"
-#include "serve/api_error.h"
+#include "serve/fields.h"
 
 namespace dsmoe::serve {
 
+const Tokenizer& tokenizer_of(const RequestDefaults& d) {
+  if (!d.tokenizer)
+    throw ApiError(400, "this model has no tokenizer; send token ids to /v1/completions", {}, "no_tokenizer");
+  return *d.tokenizer;
+}
+
 namespace {
-
-using Json = json_read::Json;
-
-[[noreturn]] void refuse(const std::string& param, const std::string& message, const char* code = "invalid_value") {
-  throw ApiError(400, message, param, code);
-}
-
-Json parsed(std::string_view body) {
-  if (body.empty()) throw ApiError(400, "the body is empty; send a JSON object", {}, "invalid_json");
-  try {
-    return json_read::parse_object<Json>(body, "the body");
-  } catch (const Error& e) {
-    throw ApiError(400, e.what(), {}, "invalid_json");
-  }
-}
-
-template <class T>
-T typed(const Json& value, const std::string& name) {
-  std::optional<T> out = json_read::try_as<T>(value);
-  if (!out)
-    refuse(name, fmt::format("'{}' must be {}, found {}", name, json_read::expected<T>(), json_read::shown(value)),
-           "invalid_type");
-  return std::move(*out);
-}
-
-// A member that may be absent or null.
-template <class T>
-std::optional<T> field(const Json& object, const std::string& name) {
-  const Json* const value = json_read::find(object, name);
-  return value ? std::optional<T>(typed<T>(*value, name)) : std::nullopt;
-}
-
-template <class T>
-T number(const Json& object, const std::string& name, T otherwise, T low, T high) {
-  const T value = field<T>(object, name).value_or(otherwise);
-  if (!(value >= low && value <= high))
-    refuse(name, fmt::format("'{}' is {}, it must be from {} to {}", name, value, low, high));
-  return value;
-}
 
 void check_model(const Json& body, const RequestDefaults& d) {
   const auto name = field<std::string>(body, "model");
@@ -59,16 +25,9 @@ void check_model(const Json& body, const RequestDefaults& d) {
                    "model_not_found");
 }
 
-const Tokenizer& tokenizer_of(const RequestDefaults& d) {
-  if (!d.tokenizer)
-    throw ApiError(400, "this model has no tokenizer; send token ids to /v1/completions", {}, "no_tokenizer");
-  return *d.tokenizer;
-}
-
 void check_supported(const Json& body) {
-  for (const char* name : {"tools", "functions"})
-    if (const Json* value = json_read::find(body, name); value && !(value->is_array() && value->empty()))
-      refuse(name, fmt::format("'{}' is not supported yet", name), "unsupported_parameter");
+  if (const Json* value = json_read::find(body, "functions"); value && !(value->is_array() && value->empty()))
+    refuse("functions", "'functions' is not supported; send 'tools'", "unsupported_parameter");
   if (field<std::string>(body, "suffix").value_or("") != "")
     refuse("suffix", "'suffix' is not supported", "unsupported_parameter");
 }
@@ -190,66 +149,6 @@ std::optional<RoutingOverrides> read_overrides(const Json& body) {
   return o;
 }
 
-// What both kinds of completions have in common.
-infer::Request read_common(const Json& body, const RequestDefaults& d, CompletionRequest& out, Index most_tokens) {
-  check_model(body, d);
-  check_supported(body);
-  infer::Request r;
-  r.options.sampler = read_sampler(body, d);
-  r.options.stop = read_stop(body);
-  r.options.ignore_eos = field<bool>(body, "ignore_eos").value_or(false);
-  r.options.end_tokens = d.end_tokens;
-  constexpr Index kMost = 1 << 30;
-  r.options.max_tokens = number<Index>(body, "max_tokens", most_tokens, -1, kMost);
-  r.logit_bias = read_bias(body, d);
-  r.routing = field<bool>(body, "routing").value_or(false);
-  r.overrides = read_overrides(body);
-  out.grammar = read_grammar(body, d);
-  out.n = number<Index>(body, "n", 1, 1, d.choices);
-  if (number<Index>(body, "best_of", out.n, 1, d.choices) != out.n)
-    refuse("best_of", "'best_of' other than 'n' is not supported", "unsupported_parameter");
-  out.stream = field<bool>(body, "stream").value_or(false);
-  if (const Json* options = json_read::find(body, "stream_options")) {
-    if (!options->is_object()) refuse("stream_options", "'stream_options' must be an object", "invalid_type");
-    if (!out.stream) refuse("stream_options", "'stream_options' is for requests with 'stream'");
-    out.include_usage = field<bool>(*options, "include_usage").value_or(false);
-  }
-  return r;
-}
-
-std::string read_content(const Json& message, const std::string& name) {
-  const Json* const content = json_read::find(message, "content");
-  if (!content) return {};
-  if (content->is_string()) return content->get<std::string>();
-  if (!content->is_array())
-    refuse(name, fmt::format("'{}.content' must be a string or an array of parts", name), "invalid_type");
-  std::string text;
-  for (const Json& part : *content) {
-    if (!part.is_object() || field<std::string>(part, "type").value_or("") != "text")
-      refuse(name,
-             fmt::format("'{}.content' has {}; this model takes parts of the type 'text'", name, json_read::shown(part)));
-    text += field<std::string>(part, "text").value_or("");
-  }
-  return text;
-}
-
-std::vector<ChatMessage> read_messages(const Json& body) {
-  const Json* const messages = json_read::find(body, "messages");
-  if (!messages || !messages->is_array() || messages->empty())
-    refuse("messages", "'messages' must be an array of at least one message",
-           messages ? "invalid_type" : "missing_parameter");
-  std::vector<ChatMessage> out;
-  for (const Json& message : *messages) {
-    const std::string name = fmt::format("messages[{}]", out.size());
-    if (!message.is_object()) refuse(name, fmt::format("'{}' must be an object", name), "invalid_type");
-    const auto role = field<std::string>(message, "role");
-    if (!role) refuse(name, fmt::format("'{}' has no 'role'", name), "missing_parameter");
-    if (json_read::find(message, "tool_calls")) refuse(name, "'tool_calls' is not supported yet", "unsupported_parameter");
-    out.push_back({*role, read_content(message, name)});
-  }
-  return out;
-}
-
 // One text, or one list of ids, or an array of either.
 std::vector<std::vector<std::int32_t>> read_inputs(const Json& body, const std::string& name, const RequestDefaults& d) {
   const Json* const value = json_read::find(body, name);
@@ -280,29 +179,38 @@ std::vector<std::vector<std::int32_t>> read_inputs(const Json& body, const std::
 
 }  // namespace
 
-CompletionRequest read_chat(std::string_view body_text, const RequestDefaults& d) {
-  const Json body = parsed(body_text);
-  CompletionRequest out{.chat = true};
-  infer::Request r = read_common(body, d, out, -1);
-  r.options.max_tokens = number<Index>(body, "max_completion_tokens", r.options.max_tokens, -1, 1 << 30);
-  if (field<bool>(body, "logprobs").value_or(false))
-    r.logprobs = number<Index>(body, "top_logprobs", 0, 0, 20);
-  else if (json_read::find(body, "top_logprobs"))
-    refuse("top_logprobs", "'top_logprobs' needs 'logprobs': true");
-  const std::vector<ChatMessage> messages = read_messages(body);
-  const Tokenizer& tokenizer = tokenizer_of(d);
-  if (tokenizer.chat_template().empty())
-    throw ApiError(400, "this model has no chat template, so it was probably not trained for chat; use /v1/completions", {},
-                   "no_chat_template");
-  r.prompt = encode_chat(tokenizer, render_chat(tokenizer, messages));
-  out.prompts.push_back(std::move(r));
-  return out;
+infer::Request read_common(const Json& body, const RequestDefaults& d, CompletionRequest& out, Index most_tokens) {
+  check_model(body, d);
+  check_supported(body);
+  infer::Request r;
+  r.options.sampler = read_sampler(body, d);
+  r.options.stop = read_stop(body);
+  r.options.ignore_eos = field<bool>(body, "ignore_eos").value_or(false);
+  r.options.end_tokens = d.end_tokens;
+  constexpr Index kMost = 1 << 30;
+  r.options.max_tokens = number<Index>(body, "max_tokens", most_tokens, -1, kMost);
+  r.logit_bias = read_bias(body, d);
+  r.routing = field<bool>(body, "routing").value_or(false);
+  r.overrides = read_overrides(body);
+  out.grammar = read_grammar(body, d);
+  out.n = number<Index>(body, "n", 1, 1, d.choices);
+  if (number<Index>(body, "best_of", out.n, 1, d.choices) != out.n)
+    refuse("best_of", "'best_of' other than 'n' is not supported", "unsupported_parameter");
+  out.stream = field<bool>(body, "stream").value_or(false);
+  if (const Json* options = json_read::find(body, "stream_options")) {
+    if (!options->is_object()) refuse("stream_options", "'stream_options' must be an object", "invalid_type");
+    if (!out.stream) refuse("stream_options", "'stream_options' is for requests with 'stream'");
+    out.include_usage = field<bool>(*options, "include_usage").value_or(false);
+  }
+  return r;
 }
 
 CompletionRequest read_completion(std::string_view body_text, const RequestDefaults& d) {
   const Json body = parsed(body_text);
   CompletionRequest out;
   infer::Request common = read_common(body, d, out, 16);
+  if (const Json* tools = json_read::find(body, "tools"); tools && !(tools->is_array() && tools->empty()))
+    refuse("tools", "'tools' are for /v1/chat/completions", "unsupported_parameter");
   out.echo = field<bool>(body, "echo").value_or(false);
   if (json_read::find(body, "logprobs")) common.logprobs = number<Index>(body, "logprobs", 0, 0, 20);
   common.prompt_logprobs = out.echo && common.logprobs >= 0;
@@ -348,7 +256,5 @@ std::vector<std::int32_t> read_detokenize(std::string_view body_text, const Requ
   for (const Json& id : *tokens) out.push_back(token_id(id, "tokens", d));
   return out;
 }
-
-std::vector<ChatMessage> read_template(std::string_view body_text) { return read_messages(parsed(body_text)); }
 
 }  // namespace dsmoe::serve

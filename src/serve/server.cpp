@@ -8,6 +8,7 @@
 #include "core/options.h"
 #include "serve/api.h"
 #include "serve/api_error.h"
+#include "serve/mailbox.h"
 #include "serve/worker.h"
 
 namespace dsmoe {
@@ -34,18 +35,32 @@ HttpOptions http_options(const ServeOptions& o) {
                   .connections = static_cast<std::size_t>(o.connections),
                   .idle_seconds = o.idle_seconds,
                   .body_seconds = o.body_seconds,
-                  .write_seconds = o.write_seconds};
+                  .write_seconds = o.write_seconds,
+                  .certificate = o.ssl_cert_file,
+                  .key = o.ssl_key_file};
   if (!o.cors_origin.empty())
     out.headers = {{"Access-Control-Allow-Origin", o.cors_origin},
                    {"Access-Control-Allow-Methods", "GET, POST"},
-                   {"Access-Control-Allow-Headers", "Authorization, Content-Type"},
+                   {"Access-Control-Allow-Headers", "Authorization, Content-Type, *"},  // clients add their own
+                   {"Access-Control-Max-Age", "600"},
                    {"Vary", "Origin"}};
   return out;
+}
+
+// Null where there is none, or it cannot be read: then each chat gets the error.
+std::shared_ptr<const ChatFormat> format_of(const ServedModel& m) {
+  if (!m.tokenizer || m.tokenizer->chat_template().empty()) return nullptr;
+  try {
+    return std::make_shared<ChatFormat>(*m.tokenizer);
+  } catch (const Error&) {
+    return nullptr;
+  }
 }
 
 RequestDefaults defaults_of(const ServedModel& m) {
   return {.model = m.name,
           .tokenizer = m.tokenizer,
+          .chat_format = format_of(m),
           .sampler = m.sampler,
           .end_tokens = m.end_tokens,
           .vocabulary = m.transformer->config().vocab_size};
@@ -64,19 +79,29 @@ struct Server::Impl {
         engine(ctx, *model.transformer, engine_options, model.tokenizer),
         services{.engine = engine,
                  .post = [this](std::function<void()> call) { http.post(std::move(call)); },
+                 .tell = [this](std::function<void()> call) { mailbox.add(std::move(call)); },
                  .work = [this](std::function<void()> job) { return worker.add(std::move(job)); },
                  .defaults = defaults_of(model),
+                 .config = model.transformer->config(),
                  .started = seconds_since_1970()},
-        api(services, {.key = std::move(key), .cors = options.cors_origin}),
+        api(services, {.key = std::move(key),
+                       .page = !options.no_page,
+                       .cors = options.cors_origin,
+                       .hosts = HostCheck(options.host, options.allowed_hosts)}),
         http(
             http_options(options),
             [this](HttpRequest request, std::shared_ptr<HttpReply> reply) {
               api.handle(std::move(request), std::move(reply));
             },
             [](int status, std::string_view message) { return error_body(status, message); }) {
-    if (model.tokenizer)
-      services.grammars =
-          std::make_unique<infer::Grammars>(*model.tokenizer, services.defaults.vocabulary, model.end_tokens);
+    engine.on_step([this] { mailbox.send(services.post); });
+    if (!model.tokenizer) return;
+    const auto grammars = [&](std::vector<std::int32_t> shown) {
+      return std::make_unique<infer::Grammars>(*model.tokenizer, services.defaults.vocabulary, model.end_tokens,
+                                               infer::Grammars::kMostBytes, std::move(shown));
+    };
+    services.grammars = grammars({});
+    if (const auto& format = services.defaults.chat_format) services.call_grammars = grammars(format->marks());
   }
 
   // On the thread of the HTTP server.
@@ -88,6 +113,7 @@ struct Server::Impl {
 
   Context ctx;
   infer::Engine engine;
+  Mailbox mailbox;
   Services services;
   Api api;
   HttpServer http;

@@ -8,7 +8,6 @@
 #include "io/atomic_file.h"
 #include "io/json_text.h"
 #include "io/line_reader.h"
-#include "model/plan.h"
 #include "study/routing_study.h"
 #include "train/origin.h"
 
@@ -20,24 +19,6 @@ using Json = nlohmann::ordered_json;
 namespace {
 
 constexpr Index kTrainCurvePoints = 60;
-
-Contender counted(std::string key, std::string label, ModelConfig config, const ModelConfig& base, Index seq_len) {
-  Contender c{std::move(key), std::move(label), std::move(config), {}, 0, 0, 0, 0};
-  c.architecture = c.config.routed_experts() > 0 ? architecture_of(c.config) : Architecture{};
-  for (const Parameter& p : parameter_list(c.config)) {
-    const Index n = p.shape.numel();
-    c.parameters += n;
-    if (p.in(ParameterGroup::kRoutedExperts)) c.expert_parameters += n;
-    if (p.in(ParameterGroup::kSharedExperts) ||
-        (p.in(ParameterGroup::kDenseMlp) && c.config.routed_experts() == 0 && base.is_moe_layer(p.layer)))
-      c.expert_parameters += n, c.active_expert_parameters += n;
-  }
-  if (c.config.routed_experts() > 0)
-    c.active_expert_parameters +=
-        (c.expert_parameters - c.active_expert_parameters) / c.config.routed_experts() * c.config.experts_per_token();
-  c.flops = training_flops(c.config, seq_len);
-  return c;
-}
 
 // What must be the same for runs to be compared, and for a folder to be resumed.
 Json settings(const CompareOptions& o, const std::vector<Contender>& all) {
@@ -245,6 +226,7 @@ std::optional<Outcome> run_one(Context& ctx, const CompareOptions& options, Inde
   }
   train::RunHooks run_hooks;
   run_hooks.stop = hooks.stop;
+  run_hooks.save_best = false;  // the last is what is compared; a checkpoint takes as long as many steps
   run_hooks.note = hooks.note;
   run_hooks.extra_files = [&](const fs::path& to) { tokenizer.save(to); };
   run_hooks.step = [&](const train::StepRecord& r) {
@@ -263,31 +245,6 @@ std::optional<Outcome> run_one(Context& ctx, const CompareOptions& options, Inde
 }
 
 }  // namespace
-
-std::vector<Contender> contenders(const ModelConfig& base, Index split, Index seq_len) {
-  require(base.moe_layers() > 0, "the config has no MoE layer to compare");
-  const Architecture own = architecture_of(base);
-  const Segmentation s = Segmentation::of(own, split > 0 ? split : Segmentation::coarsest_split(own));
-  ModelConfig dense = base;
-  dense.n_routed_experts = dense.num_experts_per_tok = dense.n_shared_experts = {};
-  dense.intermediate_size = (own.active + own.shared) * own.width;
-  std::vector<Contender> out = {
-      counted("a-conventional", fmt::format("(a) conventional top-{}", s.active), with_architecture(base, s.conventional()),
-              base, seq_len),
-      counted("b-fine-grained", "(b) fine-grained", with_architecture(base, s.fine_grained()), base, seq_len),
-      counted("c-deepseekmoe", "(c) fine-grained + shared", with_architecture(base, s.deepseek_moe()), base, seq_len),
-      counted("dense", "dense", dense, base, seq_len)};
-  require(own.shared > 0 && s.split > 1,
-          "the config has {} shared experts and is cut m = {}; (a), (b) and (c) would be the same", own.shared, s.split);
-  for (const Contender& c : out) {
-    require(c.architecture.routed == 0 || c.expert_parameters == out[0].expert_parameters,
-            "{} has {} expert parameters, {} has {}", c.label, c.expert_parameters, out[0].label, out[0].expert_parameters);
-    require(c.active_expert_parameters == out[0].active_expert_parameters,
-            "{} runs {} expert parameters per token, {} runs {}", c.label, c.active_expert_parameters, out[0].label,
-            out[0].active_expert_parameters);
-  }
-  return out;
-}
 
 Statistic Statistic::of(const std::vector<double>& values) {
   Statistic s;
@@ -330,6 +287,8 @@ std::vector<Verdict> Comparison::verdicts() const {
   std::vector<Verdict> out;
   for (const auto& [x, y] : {std::pair<std::size_t, std::size_t>{1, 0}, {2, 1}, {2, 0}, {0, 3}, {2, 3}})
     out.push_back(verdict(contenders[x].label, losses(x), contenders[y].label, losses(y)));
+  for (std::size_t x = 4; x < contenders.size(); ++x)
+    out.push_back(verdict(contenders[x].label, losses(x), contenders[2].label, losses(2)));
   return out;
 }
 
@@ -339,7 +298,7 @@ std::optional<Comparison> compare(Context& ctx, const CompareOptions& options, c
   require(options.seeds >= 1, "{} seeds; at least one is needed", options.seeds);
   Comparison out;
   out.options = options;
-  out.contenders = contenders(options.base, options.split, options.train.seq_len);
+  out.contenders = contenders(options.base, options.split, options.train.seq_len, options.also);
   out.tokens = options.train.steps * options.train.batch_size * options.train.grad_accum * options.train.seq_len;
   Json wanted = settings(options, out.contenders);
   const Json files = inputs(options, tokenizer);

@@ -29,13 +29,19 @@ struct Contender {
 
 // `base` is the DeepSeekMoE form; `split` is its m. Throws unless (a), (b) and (c) have exactly as many expert parameters,
 // in all and per token, and the dense model as many as they have per token.
-std::vector<Contender> contenders(const ModelConfig& base, Index split, Index seq_len);
+//
+// `also`: further models, each "S+K/R" (S shared experts, K chosen of R routed ones; their width makes all experts together
+// as large as those of `base`), "S+K/RxF" (F times as wide as that) or "densexF". Of these nothing is equal but what the
+// text says.
+std::vector<Contender> contenders(const ModelConfig& base, Index split, Index seq_len,
+                                  const std::vector<std::string>& also = {});
 
 struct CompareOptions {
   ModelConfig base;
-  Index split = 0;            // m; 0: the coarsest that leaves two active experts
-  train::TrainOptions train;  // without its seed
-  Index seeds = 3;            // runs of each, with the seeds train.seed, train.seed + 1, ...
+  Index split = 0;                // m; 0: the coarsest that leaves two active experts
+  std::vector<std::string> also;  // further models: see contenders()
+  train::TrainOptions train;      // without its seed
+  Index seeds = 3;                // runs of each, with the seeds train.seed, train.seed + 1, ...
   Index ablation_sequences = 64;
 };
 

@@ -1,20 +1,10 @@
-# cmake -DFOLDER=report -DOUT=report_assets.cpp -P embed.cmake: the report's files as string constants. A literal is cut into
-# parts, since compilers need not take one of any length.
+# cmake -DFOLDER=report -DOUT=report_assets.cpp -P embed.cmake: the report's files as string constants.
+include(${CMAKE_CURRENT_LIST_DIR}/../../cmake/string_literal.cmake)
 set(code "#include \"study/report_assets.h\"\n\nnamespace dsmoe::study {\n\n")
 foreach(pair kPageHtml:page.html kStyleCss:style.css kBaseJs:base.js kInspectJs:inspect.js kCompareJs:compare.js)
   string(REGEX MATCH "^([^:]*):(.*)$" matched ${pair})
   set(name ${CMAKE_MATCH_1})
-  file(READ ${FOLDER}/${CMAKE_MATCH_2} text HEX)
-  string(REGEX REPLACE "([0-9a-f][0-9a-f])" "\\\\x\\1" text "${text}")
-  string(LENGTH "${text}" length)
-  set(literal "")
-  set(at 0)
-  while(at LESS length)
-    string(SUBSTRING "${text}" ${at} 2048 part)  # 512 bytes
-    string(APPEND literal "\n    \"${part}\"")
-    math(EXPR at "${at} + 2048")
-  endwhile()
-  math(EXPR bytes "${length} / 4")
-  string(APPEND code "const std::string_view ${name}{${literal}, ${bytes}};\n\n")
+  string_literal(literal ${FOLDER}/${CMAKE_MATCH_2} "    ")
+  string(APPEND code "const std::string_view ${name}{${literal}};\n\n")
 endforeach()
 file(WRITE ${OUT} "${code}}  // namespace dsmoe::study\n")

@@ -13,7 +13,7 @@ namespace dsmoe {
 
 namespace {
 
-constexpr const char* kWhere = "tokenizer.json: model";
+constexpr const char* kModelPlace = "tokenizer.json: model";
 // Up to here, looking through all pairs for the best one is quicker than a heap of them.
 constexpr std::size_t kShort = 48;
 
@@ -24,38 +24,39 @@ std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
 void refuse_extras(const nlohmann::json& model) {
   const auto* type = json_read::find(model, "type");
   if (type && *type != "BPE")
-    fail(ErrorCode::kUnsupported, "{}: type {} is not supported (only BPE is)", kWhere,
+    fail(ErrorCode::kUnsupported, "{}: type {} is not supported (only BPE is)", kModelPlace,
          in_quotes(type->is_string() ? type->get_ref<const std::string&>() : json_read::shown(*type)));
-  if (json_read::get_or(model, "byte_fallback", false, kWhere))
-    fail(ErrorCode::kUnsupported, "{}: byte_fallback is not supported (a byte-level vocabulary has no use for it)", kWhere);
+  if (json_read::get_or(model, "byte_fallback", false, kModelPlace))
+    fail(ErrorCode::kUnsupported, "{}: byte_fallback is not supported (a byte-level vocabulary has no use for it)",
+         kModelPlace);
   if (const auto* dropout = json_read::find(model, "dropout"); dropout && *dropout != 0)
-    fail(ErrorCode::kUnsupported, "{}: dropout is not supported", kWhere);
+    fail(ErrorCode::kUnsupported, "{}: dropout is not supported", kModelPlace);
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
     if (const auto* affix = json_read::find(model, key); affix && *affix != "")
-      fail(ErrorCode::kUnsupported, "{}: {} is not supported", kWhere, key);
+      fail(ErrorCode::kUnsupported, "{}: {} is not supported", kModelPlace, key);
 }
 
 }  // namespace
 
 Bpe::Bpe(const nlohmann::json& model, Vocab& vocab) {
   refuse_extras(model);
-  for (const auto& [token, id] : json_read::object(model, "vocab", kWhere).items()) {
+  for (const auto& [token, id] : json_read::object(model, "vocab", kModelPlace).items()) {
     const auto number = json_read::try_as<std::int32_t>(id);
     if (!number || *number < 0)
-      fail(ErrorCode::kFormat, "{}: the id of the token {} is not a number that fits", kWhere, in_quotes(token));
+      fail(ErrorCode::kFormat, "{}: the id of the token {} is not a number that fits", kModelPlace, in_quotes(token));
     vocab.add(*number, token);
   }
   for (unsigned b = 0; b < 256; ++b) {
     const char byte = static_cast<char>(b);
     byte_ids_[b] = vocab.id_of(byte_level::encode({&byte, 1})).value_or(-1);
   }
-  read_merges(json_read::array(model, "merges", kWhere), vocab);
-  ignore_merges_ = json_read::get_or(model, "ignore_merges", false, kWhere);
-  fuse_unk_ = json_read::get_or(model, "fuse_unk", false, kWhere);
+  read_merges(json_read::array(model, "merges", kModelPlace), vocab);
+  ignore_merges_ = json_read::get_or(model, "ignore_merges", false, kModelPlace);
+  fuse_unk_ = json_read::get_or(model, "fuse_unk", false, kModelPlace);
   if (json_read::find(model, "unk_token")) {
-    const auto unk = json_read::get<std::string>(model, "unk_token", kWhere);
+    const auto unk = json_read::get<std::string>(model, "unk_token", kModelPlace);
     const auto id = vocab.id_of(unk);
-    if (!id) fail(ErrorCode::kFormat, "{}: unk_token {} is not in the vocabulary", kWhere, in_quotes(unk));
+    if (!id) fail(ErrorCode::kFormat, "{}: unk_token {} is not in the vocabulary", kModelPlace, in_quotes(unk));
     unk_ = *id;
   }
 }
@@ -71,16 +72,16 @@ void Bpe::read_merges(const nlohmann::json& merges, const Vocab& vocab) {
       const std::string& both = merge.get_ref<const std::string&>();
       const std::size_t space = both.find(' ');
       if (space == std::string::npos || both.find(' ', space + 1) != std::string::npos)
-        fail(ErrorCode::kFormat, "{}: merge {} is {}, which is not two tokens", kWhere, rank, in_quotes(both));
+        fail(ErrorCode::kFormat, "{}: merge {} is {}, which is not two tokens", kModelPlace, rank, in_quotes(both));
       left = both.substr(0, space), right = both.substr(space + 1);
     } else if (auto pair = json_read::try_as<std::pair<std::string, std::string>>(merge)) {
       left = std::move(pair->first), right = std::move(pair->second);
     } else {
-      fail(ErrorCode::kFormat, "{}: merge {} is neither \"left right\" nor [\"left\", \"right\"]", kWhere, rank);
+      fail(ErrorCode::kFormat, "{}: merge {} is neither \"left right\" nor [\"left\", \"right\"]", kModelPlace, rank);
     }
     const auto l = vocab.id_of(left), r = vocab.id_of(right), both = vocab.id_of(left + right);
     if (!l || !r || !both)
-      fail(ErrorCode::kFormat, "{}: merge {}, {} and {}, has a part or a result that is not in the vocabulary", kWhere,
+      fail(ErrorCode::kFormat, "{}: merge {}, {} and {}, has a part or a result that is not in the vocabulary", kModelPlace,
            rank, in_quotes(left), in_quotes(right));
     insert(*l, *r, rank++, *both);
   }

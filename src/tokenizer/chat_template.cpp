@@ -29,14 +29,22 @@ ChatText ChatTemplate::render(std::span<const ChatMessage> messages, const ChatO
   const auto own = [](const std::string& s) { return MarkedText(utf8::replace_invalid(s)); };
   const auto foreign = [](const std::string& s) { return MarkedText::of_message(utf8::replace_invalid(s)); };
   jinja::List list;
-  for (const ChatMessage& message : messages)
-    list.push_back(jinja::Dict{{"role", is_known_role(message.role) ? own(message.role) : foreign(message.role)},
-                               {"content", foreign(message.content)}});
+  for (const ChatMessage& message : messages) {
+    jinja::Dict entry{{"role", is_known_role(message.role) ? own(message.role) : foreign(message.role)},
+                      {"content", message.no_content ? jinja::Value(jinja::None{}) : foreign(message.content)}};
+    if (!message.tool_calls.empty())
+      entry.emplace_back("tool_calls", jinja::value_of_json(message.tool_calls, "tool_calls"));
+    if (!message.tool_call_id.empty()) entry.emplace_back("tool_call_id", foreign(message.tool_call_id));
+    if (!message.name.empty()) entry.emplace_back("name", foreign(message.name));
+    list.push_back(std::move(entry));
+  }
+  jinja::Value tools = jinja::None{};
+  if (!options.tools.empty()) tools = jinja::value_of_json(options.tools, "tools");
   const MarkedText out = jinja::render(impl_->block, {{"messages", std::move(list)},
                                                       {"bos_token", own(options.bos_token)},
                                                       {"eos_token", own(options.eos_token)},
                                                       {"add_generation_prompt", options.add_generation_prompt},
-                                                      {"tools", jinja::None{}},
+                                                      {"tools", std::move(tools)},
                                                       {"documents", jinja::None{}}});
   return {out.bytes(), out.marks()};
 }

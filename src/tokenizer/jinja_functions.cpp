@@ -131,7 +131,7 @@ List items_of(const Call& call) {
   const Value& v = call.subject;
   if (const auto* list = v.list()) return call.made(*list);
   if (const auto* dict = v.dict()) {
-    for (const auto& entry : *dict) out.push_back(Text(entry.first));
+    for (const auto& entry : *dict) out.push_back(v.key(entry.first));
   } else if (const Text* s = v.text()) {
     call.budget.bytes(call.at, s->bytes().size() * sizeof(Value));
     for (std::size_t at = 0; at < s->bytes().size();) {
@@ -178,6 +178,7 @@ Value use_default(const Call& call) {
 
 Value to_integer(const Call& call) {
   if (const auto* n = call.subject.number()) return *n;
+  if (call.subject.real()) call.refuse("a float is not supported");
   std::int64_t value = 0;
   if (const auto* s = call.subject.string()) {
     const auto [end, error] = std::from_chars(s->data(), s->data() + s->size(), value);
@@ -203,45 +204,87 @@ void write_quoted(const Call& call, const Text& text, Text& out) {
   out.append(Text(escaped(done, text.bytes().size()))).append(Text("\""));
 }
 
-// Python's json.dumps(value, ensure_ascii=False).
-void write_json(const Call& call, const Value& value, Text& out) {
+// Python's repr(): the shortest digits that are read back as the same number.
+std::string written(double value) {
+  std::string out = fmt::format("{}", value);
+  return out.find_first_not_of("-0123456789") == std::string::npos ? out + ".0" : out;
+}
+
+// Python's json.dumps(value, ensure_ascii=False, indent=...); indent -1: None.
+void write_json(const Call& call, const Value& value, std::int64_t indent, std::int64_t depth, Text& out) {
   const auto put = [&](std::string text) { out.append(Text(std::move(text))); };
   if (value.text()) return write_quoted(call, *value.text(), out);
   if (value.is_none()) return put("null");
   if (value.is_bool()) return put(value.truth() ? "true" : "false");
   if (value.is_integer()) return put(std::to_string(*value.number()));
+  if (value.real()) return put(written(*value.real()));
+  if (!value.list() && !value.dict()) call.refuse(fmt::format("{} has no JSON", value.type_name()));
+  const auto line = [&](std::int64_t level) {
+    if (indent >= 0) put(fmt::format("\n{:{}}", "", indent * level));
+  };
+  const bool any = value.truth();
   const char* comma = "";
-  if (value.list()) {
-    put("[");
+  const auto next = [&] {
+    put(std::exchange(comma, indent >= 0 ? "," : ", "));
+    line(depth + 1);
+  };
+  put(value.list() ? "[" : "{");
+  if (value.list())
     for (const Value& item : *value.list()) {
-      put(std::exchange(comma, ", "));
-      write_json(call, item, out);
+      next();
+      write_json(call, item, indent, depth + 1, out);
     }
-    put("]");
-  } else if (value.dict()) {
-    put("{");
+  else
     for (const auto& [key, item] : *value.dict()) {
-      put(std::exchange(comma, ", "));
-      write_quoted(call, Text(key), out);
+      next();
+      write_quoted(call, value.key(key), out);
       put(": ");
-      write_json(call, item, out);
+      write_json(call, item, indent, depth + 1, out);
     }
-    put("}");
-  } else {
-    call.refuse(fmt::format("{} has no JSON", value.type_name()));
-  }
+  if (any) line(depth);
+  put(value.list() ? "]" : "}");
 }
 
 Value to_json(const Call& call) {
+  if (call[0].truth()) call.refuse("ensure_ascii is not supported");
+  if (call.given[1] && !call[1].is_none() && (!call[1].is_integer() || *call[1].number() < 0 || *call[1].number() > 16))
+    call.refuse("an indent that is no number from 0 to 16 is not supported");
   Text out;
-  write_json(call, call.subject, out);
+  write_json(call, call.subject, call[1].is_integer() ? *call[1].number() : -1, 0, out);
+  return call.made(std::move(out));
+}
+
+const Value& member_of(const Value& value, const std::string& name) {
+  static const Value kUndefined;
+  const Value* const found = value.dict() ? find(*value.dict(), name) : nullptr;
+  return found ? *found : kUndefined;
+}
+
+// selectattr and rejectattr: items whose attribute passes a test, or is true without one.
+Value select(const Call& call, bool wanted) {
+  const std::string& attribute = call.string(call[0]).bytes();
+  if (attribute.find('.') != std::string::npos) call.refuse("an attribute with a dot is not supported");
+  const std::string test = call.given[1] ? call.string(call[1]).bytes() : "";
+  const bool compares = test == "equalto" || test == "eq" || test == "==" || test == "ne" || test == "!=";
+  if (!test.empty() && !compares && !is_test(test))
+    call.refuse(fmt::format("the test {} is not supported", in_quotes(test)));
+  if (compares != call.given[2]) call.refuse("a test with this number of arguments is not supported");
+  List out;
+  for (const Value& item : items_of(call)) {
+    const Value& value = member_of(item, attribute);
+    const bool equal = compares && value == call[2];
+    const bool passes = test.empty() ? value.truth()
+                        : compares   ? equal != (test[0] == 'n' || test[0] == '!')
+                                     : run_test(value, test);
+    if (passes == wanted) out.push_back(item);
+  }
   return call.made(std::move(out));
 }
 
 Value dict_items(const Call& call) {
   List out;
   if (call.subject.is_undefined()) return out;
-  for (const auto& [key, value] : call.dict()) out.push_back(List{Text(key), value});
+  for (const auto& [key, value] : call.dict()) out.push_back(List{call.subject.key(key), value});
   return call.made(std::move(out));
 }
 
@@ -292,6 +335,8 @@ const std::vector<Entry>& functions() {
   static const std::vector<Entry> table = {
       {"raise_exception", {"message"}, 1, raise_exception},
       {"range", {"start", "stop"}, 1, range},
+      // Never defined here, so that a prompt does not depend on the day: templates that ask first have a date of their own.
+      {"strftime_now", {"format"}, 1, [](const Call& c) -> Value { c.refuse("today's date is not supported"); }},
   };
   return table;
 }
@@ -303,6 +348,7 @@ const std::vector<Entry>& filters() {
       {"lower", {}, 0, [](const Call& c) { return Value(change_case(c, c.text(), false, false)); }},
       {"capitalize", {}, 0, [](const Call& c) { return Value(change_case(c, c.text(), true, false)); }},
       {"string", {}, 0, [](const Call& c) { return Value(c.text()); }},
+      {"safe", {}, 0, [](const Call& c) { return Value(c.text()); }},  // nothing is escaped here anyway
       {"replace", {"old", "new"}, 2, [](const Call& c) { return Value(replace(c, c.text())); }},
       {"list", {}, 0, [](const Call& c) { return Value(items_of(c)); }},
       {"length", {}, 0, length},
@@ -314,7 +360,9 @@ const std::vector<Entry>& filters() {
       {"d", {"default_value", "boolean"}, 0, use_default},
       {"int", {"default"}, 0, to_integer},
       {"items", {}, 0, dict_items},
-      {"tojson", {}, 0, to_json},
+      {"tojson", {"ensure_ascii", "indent"}, 0, to_json},
+      {"selectattr", {"attribute", "test", "value"}, 1, [](const Call& c) { return select(c, true); }},
+      {"rejectattr", {"attribute", "test", "value"}, 1, [](const Call& c) { return select(c, false); }},
   };
   return table;
 }
@@ -378,8 +426,9 @@ constexpr Test kTests[] = {
     {"undefined", [](const Value& v) { return v.is_undefined(); }},
     {"none", [](const Value& v) { return v.is_none(); }},
     {"string", [](const Value& v) { return v.string() != nullptr; }},
-    {"number", [](const Value& v) { return v.number() != nullptr; }},
+    {"number", [](const Value& v) { return v.number() || v.real(); }},
     {"integer", [](const Value& v) { return v.is_integer(); }},
+    {"float", [](const Value& v) { return v.real() != nullptr; }},
     {"boolean", [](const Value& v) { return v.is_bool(); }},
     {"true", [](const Value& v) { return v.is_bool() && v.truth(); }},
     {"false", [](const Value& v) { return v.is_bool() && !v.truth(); }},
@@ -423,6 +472,7 @@ Text to_text(const Value& value, Position at) {
   if (value.is_none()) return Text("None");
   if (value.is_bool()) return Text(value.truth() ? "True" : "False");
   if (value.is_integer()) return Text(std::to_string(*value.number()));
+  if (value.real()) return Text(written(*value.real()));
   if (value.text()) return *value.text();
   fail_at(ErrorCode::kUnsupported, at, "a {} as text is not supported (tojson writes one)", value.type_name());
 }

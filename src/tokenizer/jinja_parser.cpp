@@ -1,6 +1,7 @@
 #include "tokenizer/jinja_parser.h"
 
 #include <algorithm>
+#include <set>
 
 #include "core/printable.h"
 
@@ -115,7 +116,7 @@ class Parser {
   }
 
   static bool is_closing(std::string_view name) {
-    return name == "elif" || name == "else" || name == "endif" || name == "endfor";
+    return name == "elif" || name == "else" || name == "endif" || name == "endfor" || name == "endmacro";
   }
 
   void tag(Statement& s) {
@@ -123,12 +124,13 @@ class Parser {
     if (name == "if") return if_tag(s);
     if (name == "for") return for_tag(s);
     if (name == "set") return set_tag(s);
+    if (name == "macro") return macro_tag(s);
     if (name == "break" || name == "continue") {
       if (loops_ == 0) fail_at(ErrorCode::kFormat, s.at, "{} outside of a loop", name);
       s.kind = name == "break" ? StatementKind::kBreak : StatementKind::kContinue;
       return expect_tag_end();
     }
-    fail_at(ErrorCode::kUnsupported, s.at, "the tag {} is not supported (only if, for, set, break and continue are)",
+    fail_at(ErrorCode::kUnsupported, s.at, "the tag {} is not supported (only if, for, set, macro, break and continue are)",
             in_quotes(name));
   }
 
@@ -190,6 +192,25 @@ class Parser {
       fail_at(ErrorCode::kUnsupported, s.at, "set without a value (a block) is not supported");
     expect_operator("=");
     s.expression = expression();
+    expect_tag_end();
+  }
+
+  void macro_tag(Statement& s) {
+    s.kind = StatementKind::kMacro;
+    if (depth_ > 1 || loops_ > 0) fail_at(ErrorCode::kUnsupported, s.at, "a macro inside of another tag is not supported");
+    s.names.push_back(expect_name());
+    expect_operator("(");
+    while (!skip_operator(")")) {
+      s.names.push_back(expect_name());
+      s.defaults.push_back(skip_operator("=") ? expression() : nullptr);
+      if (!is_operator(")")) expect_operator(",");
+    }
+    expect_tag_end();
+    macros_.insert(s.names.front());
+    s.branches.push_back({nullptr, statements()});
+    if (const std::string name = closing(s, "macro"); name != "endmacro")
+      fail_at(ErrorCode::kFormat, peek().at, "{} in a macro", in_quotes(name));
+    if (peek().kind == TokenKind::kName) take();  // its name may be said again
     expect_tag_end();
   }
 
@@ -346,7 +367,8 @@ class Parser {
     if (n == "false" || n == "False") return constant(token.at, false);
     if (n == "none" || n == "None") return constant(token.at, None{});
     if (!is_operator("(")) return make(ExprKind::kName, token.at, n);
-    if (!is_function(n)) fail_at(ErrorCode::kUnsupported, token.at, "the function {} is not supported", in_quotes(n));
+    if (!is_function(n) && !macros_.contains(n))
+      fail_at(ErrorCode::kUnsupported, token.at, "the function {} is not supported", in_quotes(n));
     ExprPtr e = make(ExprKind::kFunction, token.at, n);
     arguments(*e);
     return e;
@@ -430,6 +452,7 @@ class Parser {
   std::size_t at_ = 0;
   int depth_ = 0;
   int loops_ = 0;
+  std::set<std::string> macros_;  // that came before
 };
 
 }  // namespace

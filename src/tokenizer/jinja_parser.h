@@ -4,6 +4,7 @@
 //   statement  {% if e %} ... {% elif e %} ... {% else %} ... {% endif %}
 //              {% for name[, name] in e [if e] %} ... [{% else %} ...] {% endfor %}, {% break %}, {% continue %}
 //              {% set name = e %}, {% set name.name = e %}
+//              {% macro name(name, name = e) %} ... {% endmacro %}, called as a function further down
 //   expression or, and, not, == != < > <= >= in, not in, + - ~ * // %, unary - +, e if e else e, (e), (e, e), [e, e],
 //              {e: e}, strings, integers, true, false, none, e.name, e[e], e[e:e:e], e.method(e), name(e), e|filter,
 //              e is [not] test
@@ -52,7 +53,7 @@ struct Expr {
 };
 using ExprPtr = std::unique_ptr<Expr>;
 
-enum class StatementKind : std::uint8_t { kText, kPrint, kIf, kFor, kSet, kBreak, kContinue };
+enum class StatementKind : std::uint8_t { kText, kPrint, kIf, kFor, kSet, kBreak, kContinue, kMacro };
 
 struct Statement;
 using Block = std::vector<Statement>;
@@ -66,10 +67,12 @@ struct Statement {
   StatementKind kind = StatementKind::kText;
   Position at;
   std::string text;                // kText
-  std::vector<std::string> names;  // kFor: the loop's variables; kSet: the name, and the member if there is one
+  std::vector<std::string> names;  // kFor: the loop's variables; kSet: the name, and the member if there is one;
+                                   // kMacro: its name, then its parameters
   ExprPtr expression;              // kPrint, kSet; kFor: what is walked through
   ExprPtr condition;               // kFor: which items count, may be null
-  std::vector<Branch> branches;    // kIf; kFor: the body, then perhaps the else branch
+  std::vector<Branch> branches;    // kIf; kFor: the body, then perhaps the else branch; kMacro: the body
+  std::vector<ExprPtr> defaults;   // kMacro: of its parameters, null where there is none
 };
 
 Block parse(std::string_view source);

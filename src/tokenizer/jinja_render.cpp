@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <compare>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include "core/printable.h"
@@ -40,6 +41,7 @@ class Renderer {
       case StatementKind::kText: write(Text(s.text), s.at); break;
       case StatementKind::kPrint: write(to_text(evaluate(*s.expression), s.at), s.at); break;
       case StatementKind::kSet: set(s); break;
+      case StatementKind::kMacro: macros_[s.names.front()] = &s; break;
       case StatementKind::kFor: return loop(s);
       case StatementKind::kBreak: return Flow::kBreak;
       case StatementKind::kContinue: return Flow::kContinue;
@@ -242,8 +244,41 @@ class Renderer {
       arguments.values.push_back(evaluate(*e.children[i]));
       arguments.names.push_back(e.names[i]);
     }
-    if (e.kind == ExprKind::kFunction) return call_function(arguments);
+    if (e.kind == ExprKind::kFunction) {
+      const auto macro = macros_.find(e.name);
+      return macro == macros_.end() ? call_function(arguments) : call_macro(*macro->second, arguments);
+    }
     return e.kind == ExprKind::kMethod ? call_method(subject, arguments) : call_filter(subject, arguments);
+  }
+
+  // What the macro's body writes, which sees its parameters and what is set outside of all loops and macros.
+  Value call_macro(const Statement& macro, const Arguments& arguments) {
+    constexpr int kMaxCalls = 20;  // of macros by macros; each takes some of the thread's stack
+    if (++calls_ > kMaxCalls)
+      fail_at(ErrorCode::kUnsupported, arguments.at, "{}: macros that call each other more than {} deep are not supported",
+              in_quotes(arguments.name), kMaxCalls);
+    Dict scope;
+    const std::size_t count = macro.defaults.size();
+    for (std::size_t i = 0; i < arguments.values.size(); ++i) {
+      const std::string& name = arguments.names[i];
+      const auto known = std::find(macro.names.begin() + 1, macro.names.end(), name);
+      if (name.empty() ? i >= count : known == macro.names.end())
+        fail_at(ErrorCode::kFormat, arguments.at, "{} has no such argument", in_quotes(arguments.name));
+      assign(scope, name.empty() ? macro.names[i + 1] : name, arguments.values[i]);
+    }
+    std::vector<Dict> outside(std::make_move_iterator(scopes_.begin() + 1), std::make_move_iterator(scopes_.end()));
+    scopes_.resize(1);
+    scopes_.push_back(std::move(scope));
+    for (std::size_t i = 0; i < count; ++i)
+      if (!find(scopes_.back(), macro.names[i + 1]))
+        assign(scopes_.back(), macro.names[i + 1], macro.defaults[i] ? evaluate(*macro.defaults[i]) : Value());
+    Text before = std::exchange(out_, Text());
+    execute(macro.branches[0].body);
+    Text written = std::exchange(out_, std::move(before));
+    scopes_.resize(1);
+    scopes_.insert(scopes_.end(), std::make_move_iterator(outside.begin()), std::make_move_iterator(outside.end()));
+    --calls_;
+    return written;
   }
 
   Value operation(const Expr& e, const Value& a, const Value& b) {
@@ -321,6 +356,8 @@ class Renderer {
   }
 
   std::vector<Dict> scopes_;
+  std::map<std::string, const Statement*> macros_;
+  int calls_ = 0;
   Budget budget_;
   Text out_;
 };

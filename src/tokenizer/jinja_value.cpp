@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/fail.h"
+#include "core/json_read.h"
 
 namespace dsmoe::jinja {
 
@@ -32,6 +33,7 @@ const std::int64_t* Value::number() const {
 
 bool Value::truth() const {
   if (const auto* n = number()) return *n != 0;
+  if (real()) return *real() != 0;
   if (const auto* s = string()) return !s->empty();
   if (const auto* l = list()) return !l->empty();
   if (const auto* d = dict()) return !d->empty();
@@ -39,12 +41,16 @@ bool Value::truth() const {
 }
 
 const char* Value::type_name() const {
-  constexpr const char* kNames[] = {"undefined", "none", "bool", "integer", "string", "list", "dict", "namespace"};
+  constexpr const char* kNames[] = {"undefined", "none", "bool", "integer", "float", "string", "list", "dict", "namespace"};
   return kNames[data_.index()];
 }
 
 bool operator==(const Value& a, const Value& b) {
   if (a.number() && b.number()) return *a.number() == *b.number();
+  if ((a.real() || a.number()) && (b.real() || b.number())) {
+    const auto as_double = [](const Value& v) { return v.real() ? *v.real() : static_cast<double>(*v.number()); };
+    return as_double(a) == as_double(b);
+  }
   if (a.data_.index() != b.data_.index()) return false;
   if (a.string()) return *a.string() == *b.string();
   if (a.list()) return *a.list() == *b.list();
@@ -57,6 +63,30 @@ bool operator==(const Value& a, const Value& b) {
     return true;
   }
   return a.name_space() == b.name_space();  // undefined and none: both null
+}
+
+namespace {
+
+Value value_of(const json_read::OrderedJson& json) {
+  if (json.is_null()) return None{};
+  if (json.is_boolean()) return json.get<bool>();
+  if (const auto whole = json_read::try_as<std::int64_t>(json)) return *whole;
+  if (json.is_number()) return json.get<double>();
+  if (json.is_string()) return Text::of_message(json.get_ref<const std::string&>());
+  if (json.is_array()) {
+    List list;
+    for (const auto& item : json) list.push_back(value_of(item));
+    return list;
+  }
+  ForeignDict dict;
+  for (const auto& [key, item] : json.items()) dict.entries.emplace_back(key, value_of(item));
+  return dict;
+}
+
+}  // namespace
+
+Value value_of_json(std::string_view text, std::string_view where) {
+  return value_of(json_read::parse<json_read::OrderedJson>(text, where));
 }
 
 const Value* find(const Dict& dict, std::string_view key) {

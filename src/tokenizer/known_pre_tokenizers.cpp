@@ -35,6 +35,14 @@ constexpr const char* kDeepSeekV3 =
 constexpr const char* kLlama3 = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3})"
                                 R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
+// GPT-4's, with digits one by one.
+constexpr const char* kQwen2 = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N})"
+                               R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kGpt4o =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
 Json split(const std::string& pattern) {
   return {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
 }
@@ -58,14 +66,18 @@ Json by_name(std::string_view name) {
   if (name == "deepseek-v3")
     return sequence(
         {split(R"(\p{N}{1,3})"), split(R"([\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+)"), split(kDeepSeekV3)});
-  if (name == "llama-bpe") return sequence({split(kLlama3)});
-  if (name == "gpt-2" || name == "gigachat") return byte_level(true);
+  if (name == "llama-bpe" || name == "glm4") return sequence({split(kLlama3)});
+  if (name == "qwen2" || name == "hunyuan") return sequence({split(kQwen2)});
+  if (name == "minimax-m2" || name == "gpt-4o") return sequence({split(kGpt4o)});
+  if (name == "gpt-2" || name == "gigachat" || name == "olmo") return byte_level(true);
   fail(ErrorCode::kUnsupported,
-       "pre-tokenizer {} is not known (deepseek-llm, deepseek-coder, deepseek-v3, llama-bpe, gpt-2 and gigachat are)",
+       "pre-tokenizer {} is not known (deepseek-llm, deepseek-coder, deepseek-v3, llama-bpe, glm4, qwen2, hunyuan, "
+       "minimax-m2, "
+       "gpt-4o, gpt-2, olmo and gigachat are)",
        in_quotes(name));
 }
 
-constexpr const char* kNames[] = {"deepseek-llm", "deepseek-coder", "deepseek-v3", "llama-bpe", "gpt-2"};
+constexpr const char* kNames[] = {"deepseek-llm", "deepseek-coder", "deepseek-v3", "llama-bpe", "qwen2", "gpt-4o", "gpt-2"};
 
 // Characters that a pattern may write as an escape or as themselves, as themselves.
 std::string spelled_out(const std::string& pattern) {

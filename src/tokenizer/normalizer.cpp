@@ -3,6 +3,7 @@
 #include "core/fail.h"
 #include "core/json_read.h"
 #include "core/printable.h"
+#include "tokenizer/compose.h"
 
 namespace dsmoe {
 
@@ -36,8 +37,10 @@ void Normalizer::add(const nlohmann::json& description, int depth) {
   } else if (type == "Strip") {
     steps_.emplace_back(Strip{json_read::get_or(description, "strip_left", true, kWhere),
                               json_read::get_or(description, "strip_right", true, kWhere)});
+  } else if (type == "NFC") {
+    steps_.emplace_back(Compose{});
   } else {
-    fail(ErrorCode::kUnsupported, "{} {} is not supported (only Sequence, Replace, Prepend and Strip are)", kWhere,
+    fail(ErrorCode::kUnsupported, "{} {} is not supported (only Sequence, Replace, Prepend, Strip and NFC are)", kWhere,
          in_quotes(type));
   }
 }
@@ -76,6 +79,17 @@ MarkedText Normalizer::run(const Strip& step, const MarkedText& text, RegexScrat
     }
   }
   return text.substr(begin, end - begin);
+}
+
+MarkedText Normalizer::run(const Compose&, const MarkedText& text, RegexScratch&) {
+  MarkedText out;
+  std::size_t done = 0;  // up to here the text is in `out`
+  each_composed_part(text.bytes(), [&](std::size_t begin, std::size_t end, std::string composed) {
+    out.append(text, done, begin - done);
+    out.append(text.marked(begin, end) ? MarkedText::of_message(std::move(composed)) : MarkedText(std::move(composed)));
+    done = end;
+  });
+  return done == 0 ? text : std::move(out.append(text, done));
 }
 
 MarkedText Normalizer::apply(MarkedText text, RegexScratch& scratch) const {

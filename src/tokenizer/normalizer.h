@@ -30,12 +30,14 @@ class Normalizer {
   struct Strip {
     bool left, right;
   };
+  struct Compose {};  // Unicode's form NFC
   void add(const nlohmann::json& description, int depth);
   static MarkedText run(const Replace& step, const MarkedText& text, RegexScratch& scratch);
   static MarkedText run(const Prepend& step, const MarkedText& text, RegexScratch& scratch);
   static MarkedText run(const Strip& step, const MarkedText& text, RegexScratch& scratch);
+  static MarkedText run(const Compose& step, const MarkedText& text, RegexScratch& scratch);
 
-  std::vector<std::variant<Replace, Prepend, Strip>> steps_;
+  std::vector<std::variant<Replace, Prepend, Strip, Compose>> steps_;
 };
 
 // {"Regex": "..."} or {"String": "..."}.

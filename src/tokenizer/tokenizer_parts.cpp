@@ -87,7 +87,7 @@ Tokenizer Tokenizer::from_parts(const TokenizerParts& parts) {
                      {"truncation", nullptr},
                      {"padding", nullptr},
                      {"added_tokens", std::move(added)},
-                     {"normalizer", nullptr},
+                     {"normalizer", parts.nfc ? Json{{"type", "NFC"}} : Json()},
                      {"pre_tokenizer", json_read::parse_object(parts.pre_tokenizer, "tokenizer parts: pre_tokenizer")},
                      {"post_processor", byte_level},
                      {"decoder", byte_level},

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "core/fail.h"
 #include "io/atomic_file.h"
@@ -38,9 +39,12 @@ class Loop {
         options_(options),
         folder_(folder),
         hooks_(hooks),
-        log_(folder.path() / "log.jsonl", trainer.steps_done()),
-        events_(folder.path() / "tensorboard", trainer.steps_done()) {
+        world_(trainer.world()),
+        first_(world_ == nullptr || world_->rank() == 0) {
     result_.state = state;
+    if (!first_) return;
+    log_.emplace(folder.path() / "log.jsonl", trainer.steps_done());
+    events_.emplace(folder.path() / "tensorboard", trainer.steps_done());
   }
 
   RunResult run() {
@@ -49,24 +53,32 @@ class Loop {
     while (trainer_.steps_done() < options_.steps && !result_.stopped) {
       const StepRecord record = step();
       const Index done = trainer_.steps_done();
-      result_.stopped = done < options_.steps && hooks_.stop && hooks_.stop();
+      if (hooks_.step) hooks_.step(record);  // before stop(), which may follow from what it saw
+      result_.stopped = asked_to_stop() && done < options_.steps;
       const bool due = options_.save_every > 0 && done % options_.save_every == 0;
       saved = due || new_best_ || result_.stopped || done == options_.steps;
       if (saved) save();
-      if (hooks_.step) hooks_.step(record);
     }
     result_.seconds = now() - began;
     return result_;
   }
 
  private:
+  // Who was asked does not matter: all ranks stop together.
+  bool asked_to_stop() const {
+    std::int64_t asked = hooks_.stop && hooks_.stop() ? 1 : 0;
+    if (world_) world_->all_reduce(std::span(&asked, 1));
+    return asked > 0;
+  }
+
   StepRecord step() {
     const double began = now();
     StepRecord record{.step = trainer_.steps_done()};
     std::vector<Batch> passes;
     RunState& state = result_.state;
     for (Index pass = 0; pass < options_.grad_accum; ++pass, state.position += options_.batch_size)
-      passes.push_back(data_.batch(state.position, options_.batch_size));
+      passes.push_back(world_ ? batch_of_rank(*world_, data_, state.position, options_.batch_size).batch
+                              : data_.batch(state.position, options_.batch_size));
     record.result = checked_step(passes);
     state.tokens += record.result.tokens;
     result_.tokens += record.result.tokens;
@@ -77,10 +89,11 @@ class Loop {
     new_best_ = false;
     if (held_out_ && (done == options_.steps || (options_.eval_every > 0 && done % options_.eval_every == 0))) {
       record.evaluation = result_.evaluation = trainer_.evaluate(*held_out_, options_.eval_sequences);
-      new_best_ = state.best_step < 0 || record.evaluation->loss < state.best_loss;
+      new_best_ = hooks_.save_best && (state.best_step < 0 || record.evaluation->loss < state.best_loss);
       if (new_best_) state.best_loss = record.evaluation->loss, state.best_step = done;
     }
-    log_.add(record);
+    if (!first_) return record;
+    log_->add(record);
     add_events(record);
     return record;
   }
@@ -98,6 +111,10 @@ class Loop {
   }
 
   void save() {
+    if (!first_) {
+      trainer_.save({});  // what rank 0 writes
+      return folder_.follow(trainer_.steps_done());
+    }
     folder_.add(
         trainer_.steps_done(),
         [&](const std::filesystem::path& to) {
@@ -120,8 +137,8 @@ class Loop {
       values.emplace_back("eval/loss", r.evaluation->loss);
       for (const auto& [name, loss] : r.evaluation->domains) values.emplace_back("eval/loss_" + name, loss);
     }
-    events_.add(r.step, values);
-    events_.flush();
+    events_->add(r.step, values);
+    events_->flush();
   }
 
   Trainer& trainer_;
@@ -130,8 +147,10 @@ class Loop {
   const TrainOptions& options_;
   RunFolder& folder_;
   const RunHooks& hooks_;
-  StepLog log_;
-  EventFile events_;
+  parallel::Comm* const world_;  // null for a process alone
+  const bool first_;             // logs and checkpoints are written here
+  std::optional<StepLog> log_;
+  std::optional<EventFile> events_;
   RunResult result_;
   bool new_best_ = false;  // by the step that was just done
 };

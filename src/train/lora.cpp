@@ -62,17 +62,18 @@ Lora::Lora(Context& ctx, const ModelConfig& config, const ModelWeights& weights,
   }
 }
 
-std::vector<TrainedTensors::Entry> Lora::entries() const {
+std::vector<TrainedTensors::Entry> Lora::entries(const std::function<bool(const Parameter&)>& spread) const {
   std::vector<TrainedTensors::Entry> entries;
   Index at_a = 0, at_b = 0;
-  const auto add = [&](const std::string& name, const Tensor& all, const Tensor& gradients, const Shape& shape, Index& at) {
+  const auto add = [&](const std::string& name, const Tensor& all, const Tensor& gradients, const Shape& shape, Index& at,
+                       bool is_spread) {
     const auto view = [&](const Tensor& t) { return TensorView(t, shape, at, {1, 1, shape.numel()}, {0, 0}); };
-    entries.push_back({name, view(all), view(gradients), /*decay=*/true, /*in_model=*/false, /*trained=*/true});
+    entries.push_back({name, view(all), view(gradients), /*decay=*/true, /*in_model=*/false, /*trained=*/true, is_spread});
     at += shape.numel();
   };
   for (const Adapter& adapter : adapters_) {
-    add(adapter.parameter.name + ".lora_a", all_a_, all_da_, adapter.a.shape(), at_a);
-    add(adapter.parameter.name + ".lora_b", all_b_, all_db_, adapter.b.shape(), at_b);
+    add(adapter.parameter.name + ".lora_a", all_a_, all_da_, adapter.a.shape(), at_a, spread(adapter.parameter));
+    add(adapter.parameter.name + ".lora_b", all_b_, all_db_, adapter.b.shape(), at_b, spread(adapter.parameter));
   }
   return entries;
 }

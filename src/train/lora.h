@@ -29,7 +29,8 @@ class Lora {
 
   bool empty() const { return adapters_.empty(); }
   const std::vector<Adapter>& adapters() const { return adapters_; }
-  std::vector<TrainedTensors::Entry> entries() const;  // "<name>.lora_a" and "<name>.lora_b" of each
+  // "<name>.lora_a" and "<name>.lora_b" of each; `spread`: see TrainedTensors::Entry.
+  std::vector<TrainedTensors::Entry> entries(const std::function<bool(const Parameter&)>& spread) const;
 
   void gradients(Context& ctx, const ModelGradients& grads);    // from that of W to da and db
   void merge(Context& ctx, const ModelWeights& weights) const;  // writes W

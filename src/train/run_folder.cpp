@@ -93,9 +93,12 @@ void remove_checkpoint(const fs::path& path) {
 }  // namespace
 
 RunFolder::RunFolder(const fs::path& folder, MakeLink make_link)
-    : folder_(made(folder)), lock_(folder), make_link_(std::move(make_link)) {
+    : folder_(made(folder)), lock_(std::in_place, folder), make_link_(std::move(make_link)) {
   remove_leftovers();
 }
+
+RunFolder::RunFolder(const fs::path& folder, Follower follower)
+    : folder_(folder), make_link_(make_symlink), last_(std::move(follower.last)) {}
 
 std::error_code make_symlink(const fs::path& to, const fs::path& link) {
   std::error_code error;
@@ -169,6 +172,7 @@ std::optional<fs::path> RunFolder::best() const {
 }
 
 std::optional<fs::path> RunFolder::resume(const Note& note) {
+  if (!lock_) return last_;
   const std::optional<fs::path> found = last();
   if (!found) return {};
   check_files(*found);
@@ -267,6 +271,8 @@ void RunFolder::link_files(const fs::path& checkpoint, const Note& note) {
     if (!is_there(here) || is_file_link(here) || same_file(here, entry.path())) point(name, fs::path("last") / name, note);
   }
 }
+
+void RunFolder::follow(Index steps) { last_ = folder_ / checkpoint_name(steps); }
 
 void RunFolder::add(Index steps, const std::function<void(const fs::path&)>& write, Index best_step, Index keep,
                     const Note& note) {

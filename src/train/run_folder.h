@@ -32,6 +32,12 @@ class RunFolder {
  public:
   // Makes the folder; only one process may have it. Removes what a killed one left half done.
   explicit RunFolder(const std::filesystem::path& folder, MakeLink make_link = make_symlink);
+  // For ranks that train with the one that has the folder: they look at it, and change nothing. `last`: what resume() gave
+  // there.
+  struct Follower {
+    std::optional<std::filesystem::path> last;
+  };
+  RunFolder(const std::filesystem::path& folder, Follower follower);
 
   const std::filesystem::path& path() const { return folder_; }
   bool holds_run() const;  // checkpoints of ours, whole or not, or the link to one
@@ -49,6 +55,8 @@ class RunFolder {
   // Throws for folders of others with the name of a checkpoint that the next steps would write.
   void check_names(Index steps_done, Index steps) const;
 
+  // For a follower: the checkpoint that the rank with the folder is writing with it, and that is last() from then on.
+  void follow(Index steps);
   // Fills checkpoint-`steps` by calling write(folder) and makes it the last one. The best is that of `best_step` (-1: none
   // yet). Then removes all of ours but the newest `keep` and the best, with a note for each.
   void add(Index steps, const std::function<void(const std::filesystem::path&)>& write, Index best_step, Index keep,
@@ -66,7 +74,7 @@ class RunFolder {
   void remove_leftovers() const;
 
   std::filesystem::path folder_;
-  io::FolderLock lock_;
+  std::optional<io::FolderLock> lock_;  // none for a follower
   MakeLink make_link_;
   bool said_no_links_ = false;
   std::optional<std::filesystem::path> last_;  // once it is known

@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 
 void RunSetup::validate() const {
   validate_options(*this);
+  train.validate();  // the options that are given; those of a checkpoint are looked at when they are read
   balance.validate();
   require(!out.empty(), "out is empty; give a folder for the checkpoints and logs");
   require(!model.empty() + !preset.empty() + !config.empty() <= 1, "give only one of model, preset and config");
@@ -107,7 +108,7 @@ void add_selection_bias(const ModelConfig& c, ModelWeights& weights) {
   }
 }
 
-void load_model(const RunSetup& setup, Start& start, Context& ctx) {
+void load_model(const RunSetup& setup, Start& start, Context& ctx, ExpertShare share) {
   const fs::path from = start.resumed ? *start.resumed : fs::path(setup.model);
   if (!from.empty()) {
     const std::unique_ptr<const ModelSource> source = ModelSource::open(from);
@@ -121,7 +122,7 @@ void load_model(const RunSetup& setup, Start& start, Context& ctx) {
   start.config = setup.config.empty() ? ModelConfig::preset(setup.preset.empty() ? "tiny" : setup.preset)
                                       : ModelConfig::load(setup.config);
   change_config(setup.balance, start.options, start.config);
-  start.weights = random_weights(start.config, start.options.seed, start.options.dtype, ctx);
+  start.weights = random_weights(start.config, start.options.seed, start.options.dtype, ctx, share);
 }
 
 Tokenizer learned_tokenizer(const DataOptions& data, Index vocab_size, const SetupHooks& hooks) {
@@ -207,7 +208,7 @@ void open_data(Start& start, DataOptions options, const SetupHooks& hooks) {
 
 }  // namespace
 
-Start set_up_training(const RunSetup& setup, RunFolder& folder, Context& ctx, const SetupHooks& hooks) {
+Start set_up_training(const RunSetup& setup, RunFolder& folder, Context& ctx, const SetupHooks& hooks, ExpertShare share) {
   setup.validate();
   Start start;
   start.resumed = checkpoint_to_resume(setup, folder, hooks);
@@ -220,7 +221,7 @@ Start set_up_training(const RunSetup& setup, RunFolder& folder, Context& ctx, co
     check_resumed(setup, start, known, hooks);
     if (known) start.origin = *known;
   }
-  load_model(setup, start, ctx);
+  load_model(setup, start, ctx, share);
   if (!start.resumed) start.origin = starting_point(setup);
   const DataOptions data = data_options(start.options);
   start.tokenizer = find_tokenizer(setup, start, data, hooks);

@@ -27,6 +27,8 @@ struct Start {
 
 // Throws for options that do not fit together, for a folder that holds something else, and for a run that is to be resumed
 // with another model, tokenizer or data than it had.
-Start set_up_training(const RunSetup& setup, RunFolder& folder, Context& ctx, const SetupHooks& hooks);
+// `share`: which routed experts a new model is made with here.
+Start set_up_training(const RunSetup& setup, RunFolder& folder, Context& ctx, const SetupHooks& hooks,
+                      ExpertShare share = {});
 
 }  // namespace dsmoe::train

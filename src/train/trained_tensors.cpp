@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "core/fail.h"
 #include "core/timeline.h"
@@ -9,35 +10,36 @@
 
 namespace dsmoe::train {
 
-namespace {
-
-// Contiguous elements of a tensor that are trained the same way.
-struct Run {
-  Index first, count;
-  bool trained, decay;
-};
-
-std::vector<Run> runs_of(const std::vector<TrainedTensors::Entry>& entries) {
-  std::vector<Run> runs;
-  for (const TrainedTensors::Entry& e : entries)
-    e.gradient.each_run([&](Index first, Index count) { runs.push_back({first, count, e.trained, e.decay}); });
-  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.first < b.first; });
+// Among ranks, what all of them have is one run per parameter: which spread parameters lie between two others (LoRA has all
+// in one tensor) differs from rank to rank, and the runs are what ranks sum and send together.
+std::vector<TrainedTensors::Run> TrainedTensors::runs_of(const std::vector<Entry>& entries) const {
+  struct Part {
+    Run run;
+    const Entry* of;
+  };
+  std::vector<Part> parts;
+  for (const Entry& e : entries)
+    e.gradient.each_run([&](Index first, Index count) {
+      parts.push_back({{first, count, e.trained, e.decay, e.spread}, &e});
+    });
+  std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.run.first < b.run.first; });
   std::vector<Run> merged;
-  for (const Run& r : runs) {
+  const Entry* before = nullptr;
+  for (const auto& [r, of] : parts) {
     Run* const last = merged.empty() ? nullptr : &merged.back();
-    if (last && last->first + last->count == r.first && last->trained == r.trained && last->decay == r.decay)
+    if (last && last->first + last->count == r.first && last->trained == r.trained && last->decay == r.decay &&
+        last->spread == r.spread && (!mesh_ || r.spread || of == before))
       last->count += r.count;
     else
       merged.push_back(r);
+    before = of;
   }
   return merged;
 }
 
-Tensor part(const Tensor& t, const Run& run) {
-  return t.numel() == run.count ? t : t.reshape({t.numel()}).rows(run.first, run.first + run.count);
+Tensor TrainedTensors::part(const Tensor& t, Index first, Index count) {
+  return t.numel() == count ? t : t.reshape({t.numel()}).rows(first, first + count);
 }
-
-}  // namespace
 
 void TrainedTensors::add(Context& ctx, std::vector<Entry> entries) {
   std::vector<std::vector<Entry>> by_tensor;
@@ -57,25 +59,52 @@ void TrainedTensors::add_tensor(Context& ctx, const std::vector<Entry>& entries)
   const Tensor &weight = entries.front().weight.tensor, &gradient = entries.front().gradient.tensor;
   const std::vector<Run> runs = runs_of(entries);
   for (const Run& run : runs)
-    if (!run.trained) unused_.push_back(part(gradient, run));
+    if (!run.trained) unused_.push_back(part(gradient, run.first, run.count));
   if (std::none_of(entries.begin(), entries.end(), [](const Entry& e) { return e.trained; })) return;
 
-  const bool rounded = weight.dtype() != DType::kF32;
-  storages_.push_back({ops::converted(ctx, weight, DType::kF32), ctx.zeros(DType::kF32, weight.shape()),
-                       ctx.zeros(DType::kF32, weight.shape()), entries.front().in_model && !rounded});
-  const Storage& s = storages_.back();
-  for (const Run& run : runs)
-    if (run.trained)
-      pieces_.push_back({part(s.master, run), part(gradient, run), part(s.m, run), part(s.v, run),
-                         rounded ? part(weight, run) : Tensor(), run.decay});
+  Storage s{.weight = weight, .in_model = false, .rounded = weight.dtype() != DType::kF32};
+  s.in_model = entries.front().in_model && !s.rounded;
+  Index numbers = 0;
+  for (const Run& run : runs) {
+    if (!run.trained) continue;
+    parallel::Comm::Range mine{0, run.count};
+    if (zero_) mine = group(run.spread).share(run.count);
+    s.slices.push_back({run, run.first + mine.first, mine.count(), zero_ ? numbers : run.first});
+    numbers += mine.count();
+  }
+  const Shape shape = zero_ ? Shape({numbers}) : weight.shape();
+  s.m = ctx.zeros(DType::kF32, shape), s.v = ctx.zeros(DType::kF32, shape);
+  if (!zero_) {
+    s.master = ops::converted(ctx, weight, DType::kF32);
+  } else if (s.rounded) {
+    s.master = ctx.empty(DType::kF32, shape);
+    keep_slices(s, ops::converted(ctx, weight, DType::kF32), s.master);
+  }
+  for (const Slice& slice : s.slices) {
+    const auto own = [&](const Tensor& t) { return part(t, slice.at, slice.count); };
+    const auto of = [&](const Tensor& t) { return part(t, slice.first, slice.count); };
+    const Tensor all = part(gradient, slice.run.first, slice.run.count);
+    if (mesh_) summed_.emplace_back(all, slice.run.spread);
+    if (zero_) unused_.push_back(all);
+    pieces_.push_back({zero_ && !s.rounded ? of(weight) : own(s.master), of(gradient), own(s.m), own(s.v),
+                       s.rounded ? of(weight) : Tensor(), slice.run.decay});
+    piece_spread_.push_back(slice.run.spread);
+    // Handles of one piece have one shape.
+    ops::AdamTensor& p = pieces_.back();
+    for (Tensor* t : {&p.gradient, &p.m, &p.v, &p.stored})
+      if (t->numel() == p.weight.numel() && t->shape() != p.weight.shape()) *t = t->reshape(p.weight.shape());
+  }
+  storages_.push_back(std::move(s));
   for (const Entry& e : entries)
-    if (e.trained) states_.push_back({e.name, storages_.size() - 1, e.weight});
+    if (e.trained) states_.push_back({e.name, storages_.size() - 1, e.weight, e.spread});
 }
 
 Index TrainedTensors::trained_numbers() const {
-  Index n = 0;
-  for (const ops::AdamTensor& t : pieces_) n += t.weight.numel();
-  return n;
+  std::int64_t same = 0, spread = 0;
+  for (const Storage& s : storages_)
+    for (const Slice& slice : s.slices) (slice.run.spread ? spread : same) += slice.run.count;
+  if (mesh_) mesh_->experts->all_reduce(std::span(&spread, 1));
+  return same + spread;
 }
 
 std::size_t TrainedTensors::bytes() const {
@@ -84,25 +113,109 @@ std::size_t TrainedTensors::bytes() const {
   return bytes;
 }
 
+// Small gradients travel together. Sums are per number, so it makes no difference to them.
+void TrainedTensors::reduce_gradients() {
+  if (!mesh_) return;
+  constexpr Index kLarge = 1 << 18;
+  for (const bool spread : {false, true}) {
+    parallel::Comm& comm = group(spread);
+    if (comm.alone()) continue;
+    std::vector<float> together;
+    std::vector<Tensor> parts;
+    for (auto& [gradient, is_spread] : summed_) {
+      if (is_spread != spread) continue;
+      if (zero_) {
+        comm.reduce_scatter(gradient.span<float>());
+      } else if (gradient.numel() >= kLarge) {
+        comm.all_reduce(gradient.span<float>());
+      } else {
+        parts.push_back(gradient);
+        const std::span<const float> numbers = std::as_const(gradient).span<float>();
+        together.insert(together.end(), numbers.begin(), numbers.end());
+      }
+    }
+    comm.all_reduce(std::span(together));
+    const float* from = together.data();
+    for (Tensor& t : parts) {
+      std::copy_n(from, t.numel(), t.data<float>());
+      from += t.numel();
+    }
+  }
+}
+
 double TrainedTensors::gradient_norm(Context& ctx) const {
   mark(ctx, "norm of the gradients");
-  const Tensor square = ctx.fetch(ops::gradient_square(ctx, pieces_));
-  return std::sqrt(square.data<double>()[0]);
+  const auto square = [&](std::span<const ops::AdamTensor> pieces) {
+    const Tensor sum = ctx.fetch(ops::gradient_square(ctx, pieces));
+    return sum.data<double>()[0];
+  };
+  if (!mesh_) return std::sqrt(square(pieces_));
+  double sums[2] = {0, 0};
+  for (const bool spread : {false, true}) {
+    std::vector<ops::AdamTensor> some;
+    for (std::size_t i = 0; i < pieces_.size(); ++i)
+      if (piece_spread_[i] == spread) some.push_back(pieces_[i]);
+    double& sum = sums[spread ? 1 : 0];
+    sum = square(some);
+    if (zero_) group(spread).all_reduce(std::span(&sum, 1));
+    if (spread) mesh_->experts->all_reduce(std::span(&sum, 1));
+  }
+  return std::sqrt(sums[0] + sums[1]);
 }
 
 void TrainedTensors::step(Context& ctx, const ops::AdamOptions& options) {
   mark(ctx, "AdamW");
   ops::adamw(ctx, pieces_, options);
-  if (!options.clear) return;
-  for (Tensor& g : unused_) ctx.fill_zero(g);
+  if (options.clear)
+    for (Tensor& g : unused_) ctx.fill_zero(g);
+  if (!zero_) return;
+  for (const Storage& s : storages_)
+    for (const Slice& slice : s.slices) {
+      Tensor run = part(s.weight, slice.run.first, slice.run.count);
+      if (s.rounded)
+        group(slice.run.spread)
+            .all_gather_shares(
+                std::span(static_cast<std::uint16_t*>(run.raw_mutable()), static_cast<std::size_t>(run.numel())));
+      else
+        group(slice.run.spread).all_gather_shares(run.span<float>());
+    }
 }
 
-void TrainedTensors::each_state(const std::function<void(const std::string& name, const TensorView& view)>& fn) const {
-  for (const State& state : states_) {
-    const Storage& s = storages_[state.storage];
-    if (!s.in_model) fn("master." + state.name, state.place.on(s.master));
-    fn("m." + state.name, state.place.on(s.m));
-    fn("v." + state.name, state.place.on(s.v));
+// A tensor in the shape of the weight from the slices of all ranks.
+Tensor TrainedTensors::whole(const Storage& s, const Tensor& slices) const {
+  if (!zero_) return slices;
+  Tensor all = Tensor::zeros(DType::kF32, s.weight.shape());
+  for (const Slice& slice : s.slices) {
+    std::copy_n(slices.data<float>() + slice.at, slice.count, all.data<float>() + slice.first);
+    Tensor run = part(all, slice.run.first, slice.run.count);
+    group(slice.run.spread).all_gather_shares(run.span<float>());
+  }
+  return all;
+}
+
+void TrainedTensors::keep_slices(const Storage& s, const Tensor& whole, Tensor& slices) const {
+  for (const Slice& slice : s.slices)
+    std::copy_n(whole.data<float>() + slice.first, slice.count, slices.data<float>() + slice.at);
+}
+
+void TrainedTensors::each_state(const StateVisitor& fn, bool changes) const {
+  for (std::size_t i = 0; i < storages_.size(); ++i) {
+    const Storage& s = storages_[i];
+    Tensor master = s.in_model            ? Tensor()
+                    : zero_ && !s.rounded ? s.weight
+                                          : whole(s, s.master),
+           m = whole(s, s.m), v = whole(s, s.v);
+    for (const State& state : states_) {
+      if (state.storage != i) continue;
+      if (!s.in_model) fn("master." + state.name, state.place.on(master), state.spread);
+      fn("m." + state.name, state.place.on(m), state.spread);
+      fn("v." + state.name, state.place.on(v), state.spread);
+    }
+    if (!changes || !zero_) continue;
+    Tensor kept_master = s.master, kept_m = s.m, kept_v = s.v;
+    if (s.rounded) keep_slices(s, master, kept_master);
+    keep_slices(s, m, kept_m);
+    keep_slices(s, v, kept_v);
   }
 }
 

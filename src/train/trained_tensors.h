@@ -1,59 +1,94 @@
 // What AdamW updates: few large tensors (a layer's experts are two), each with its gradient, moments and, for bf16
 // weights, an f32 master copy; and which parameters of a checkpoint they hold. A frozen parameter's part of its tensor is
-// left out.
+// left out. Among ranks the gradients are summed first, and with ZeRO each rank has the moments and master copies of its
+// share of the numbers only, updates those, and gets the other weights from the others.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/tensor_view.h"
 #include "dsmoe/context.h"
 #include "ops/adamw.h"
+#include "parallel/mesh.h"
 
 namespace dsmoe::train {
 
 class TrainedTensors {
  public:
+  TrainedTensors() = default;
+  // `mesh`: null for a process alone. `zero`: moments and master copies are shared out among ranks that repeat each other.
+  TrainedTensors(std::shared_ptr<const parallel::Mesh> mesh, bool zero) : mesh_(std::move(mesh)), zero_(mesh_ && zero) {}
+
   struct Entry {
     std::string name;
     TensorView weight, gradient;
     bool decay = true;
     bool in_model = true;  // false: the weight is not a tensor of the model, so checkpoints keep it here
     bool trained = true;   // false: frozen; its gradient is computed and cleared
+    bool spread = false;   // other ranks of the expert group have other ones of its kind
   };
   // Where the weights are. Entries whose weights are parts of one tensor share its moments and, for bf16 weights, its f32
   // master copy.
   void add(Context& ctx, std::vector<Entry> entries);
 
+  bool sharded() const { return zero_; }  // each_state() is a call of all ranks
   bool empty() const { return pieces_.empty(); }
-  Index trained_numbers() const;
-  std::size_t bytes() const;  // of master copies and moments
+  Index trained_numbers() const;  // of all ranks, when there are any: each counted once
+  std::size_t bytes() const;      // of master copies and moments here
 
+  void reduce_gradients();  // the sums over all ranks, in the order of the ranks
   double gradient_norm(Context& ctx) const;
   void step(Context& ctx, const ops::AdamOptions& options);  // and clears all gradients, if the options say so
 
-  // fn(name, where its numbers are) for what a checkpoint keeps of each trained parameter: "master.<name>" unless the model
-  // has it, "m.<name>" and "v.<name>".
-  void each_state(const std::function<void(const std::string& name, const TensorView& view)>& fn) const;
+  // fn(name, where its numbers are, whether it is spread) for what a checkpoint keeps of each trained parameter:
+  // "master.<name>" unless the model has it, "m.<name>" and "v.<name>". With ZeRO all ranks call it together, and see whole
+  // tensors. `changes`: what fn assigns to the numbers is kept.
+  using StateVisitor = std::function<void(const std::string& name, const TensorView& view, bool spread)>;
+  void each_state(const StateVisitor& fn, bool changes = false) const;
 
  private:
+  // Contiguous numbers of a tensor that are trained the same way.
+  struct Run {
+    Index first, count;
+    bool trained, decay, spread;
+  };
+  // The numbers of one run that are updated here: all of them, or a share.
+  struct Slice {
+    Run run;
+    Index first, count;  // in the tensor
+    Index at;            // in master, m and v
+  };
   struct Storage {
-    Tensor master, m, v;  // f32, in the shape of the weight
-    bool in_model;
+    Tensor weight;        // the model's
+    Tensor master, m, v;  // f32, in the shape of the weight, or the slices one after another
+    bool in_model, rounded;
+    std::vector<Slice> slices;
   };
   struct State {
     std::string name;
     std::size_t storage;
     TensorView place;  // of the weight, to be looked at on master, m and v
+    bool spread;
   };
 
+  std::vector<Run> runs_of(const std::vector<Entry>& entries) const;
+  static Tensor part(const Tensor& t, Index first, Index count);
   void add_tensor(Context& ctx, const std::vector<Entry>& entries);
+  parallel::Comm& group(bool spread) const { return spread ? *mesh_->data : *mesh_->world; }
+  Tensor whole(const Storage& s, const Tensor& slices) const;
+  void keep_slices(const Storage& s, const Tensor& whole, Tensor& slices) const;
 
+  std::shared_ptr<const parallel::Mesh> mesh_;
+  bool zero_ = false;
   std::vector<Storage> storages_;
   std::vector<State> states_;
   std::vector<ops::AdamTensor> pieces_;  // whole tensors, or the trained parts of one
-  std::vector<Tensor> unused_;           // gradients of frozen parameters
+  std::vector<bool> piece_spread_;
+  std::vector<std::pair<Tensor, bool>> summed_;  // gradients of whole runs, and whether they are spread
+  std::vector<Tensor> unused_;                   // gradients that AdamW does not clear
 };
 
 }  // namespace dsmoe::train

@@ -76,13 +76,26 @@ void add(std::vector<std::vector<std::int64_t>>& sum, const std::vector<std::vec
 
 }  // namespace
 
-Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const TrainOptions& options)
+namespace {
+
+ExpertShare share_of(const parallel::Mesh* mesh) {
+  return mesh ? ExpertShare{mesh->experts->rank(), mesh->experts->size()} : ExpertShare{};
+}
+
+}  // namespace
+
+Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const TrainOptions& options,
+                 std::shared_ptr<const parallel::Mesh> mesh, bool zero)
     : ctx_(ctx),
       options_(options),
+      mesh_(mesh && !mesh->alone() ? std::move(mesh) : nullptr),
       overwrites_(ctx.device() == Device::kCuda),
       schedule_(options.lr_schedule),
-      model_{checked(ctx, config, options), owned_copy(config, weights, options.dtype, ctx.device())},
-      grads_(zero_gradients(config, ctx.device())) {
+      model_{checked(ctx, config, options), owned_copy(config, weights, options.dtype, ctx.device(), share_of(mesh_.get())),
+             mesh_},
+      grads_(zero_gradients(config, ctx.device(), share_of(mesh_.get()))),
+      trained_(mesh_, zero) {
+  require(!mesh_ || ctx.backend() == Backend::kCpu, "several ranks train on CPUs alone so far; use device cpu");
   require(options.bias_update_speed == 0 || config.selection_bias(),
           "bias-update-speed is {}, but the model has no selection bias (topk_method \"noaux_tc\" in config.json)",
           options.bias_update_speed);
@@ -92,47 +105,61 @@ Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const T
   if (adapters) {
     std::unordered_set<std::string> kept;
     for (std::size_t i = 0; i < parameters.size(); ++i)
-      if (!fixed[i]) kept.insert(parameters[i].name);
+      if (!fixed[i] && model_.weights().holds(parameters[i])) kept.insert(parameters[i].name);
     lora_ = Lora(ctx, model_.config(), model_.weights(), options.lora_rank, options.lora_alpha, options.seed,
                  [&](const Parameter& p) { return kept.contains(p.name); });
-    trained_.add(ctx, lora_.entries());
+    trained_.add(ctx, lora_.entries([&](const Parameter& p) { return is_spread(p); }));
   }
   std::vector<TrainedTensors::Entry> entries;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
-    if (p.traits.gradient)
+    if (p.traits.gradient && model_.weights().holds(p))
       entries.push_back({p.name, model_.weights().view(p), grads_.view(p), p.traits.decay,
-                         /*in_model=*/true, /*trained=*/!adapters && !fixed[i]});
+                         /*in_model=*/true, /*trained=*/!adapters && !fixed[i], is_spread(p)});
   }
   trained_.add(ctx, std::move(entries));
-  require(!trained_.empty(), "nothing is left to train: every parameter is frozen");
+  trained_parameters_ = trained_.trained_numbers();
+  require(trained_parameters_ > 0, "nothing is left to train: every parameter is frozen");
+}
+
+// Forward and backward of all passes; the sums of all ranks.
+StepSums Trainer::run_passes(std::span<const Batch> passes) {
+  StepSums sums;
+  for (const Batch& b : passes) {
+    sums.tokens += b.sequences * b.length;
+    sums.targets += std::count_if(b.targets.begin(), b.targets.end(), [](std::int32_t id) { return id != kNoTarget; });
+  }
+  if (mesh_) add_up_targets(*mesh_->world, sums);
+  require(sums.targets > 0, "step {}: none of the {} tokens has a target", step_, sums.tokens);
+  const auto loss_scale = static_cast<float>(1.0 / static_cast<double>(sums.targets));
+  const double share = 1.0 / static_cast<double>(passes.size());
+  for (const Batch& b : passes) {
+    const bool add_grads = !overwrites_ || &b != &passes.front();
+    Tensor losses = mesh_ ? Tensor(DType::kF64, {static_cast<Index>(b.ids.size())}) : Tensor();
+    const LossResult r = model_.loss_and_gradients(ctx_, b.ids, b.targets, b.length, loss_scale, static_cast<float>(share),
+                                                   grads_, options_.recompute, add_grads, mesh_ ? &losses : nullptr);
+    sums.pass_losses.push_back(
+        mesh_ ? sum_of_losses(mesh_->world->all_gather(std::as_const(losses).span<double>()), model_.config().vocab_size)
+              : r.loss_sum);
+    add(sums.balance, r.balance, share);
+    add(sums.load, r.load);
+  }
+  if (mesh_) add_up_rest(*mesh_->world, sums);
+  return sums;
 }
 
 StepResult Trainer::step(std::span<const Batch> passes) {
   StepResult result;
-  Index targets = 0;
-  for (const Batch& b : passes) {
-    result.tokens += b.sequences * b.length;
-    targets += std::count_if(b.targets.begin(), b.targets.end(), [](std::int32_t id) { return id != kNoTarget; });
-  }
-  require(targets > 0, "step {}: none of the {} tokens has a target", step_, result.tokens);
-  const auto loss_scale = static_cast<float>(1.0 / static_cast<double>(targets));
-  const double share = 1.0 / static_cast<double>(passes.size());
-  std::vector<std::vector<std::int64_t>> load;
+  StepSums sums;
   try {
-    for (const Batch& b : passes) {
-      const bool add_grads = !overwrites_ || &b != &passes.front();
-      const LossResult r = model_.loss_and_gradients(ctx_, b.ids, b.targets, b.length, loss_scale,
-                                                     static_cast<float>(share), grads_, options_.recompute, add_grads);
-      result.loss += r.loss_sum / static_cast<double>(targets);
-      add(result.balance, r.balance, share);
-      add(load, r.load);
-    }
+    sums = run_passes(passes);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNumeric) throw;
     fail_not_finite(passes, error.what());
   }
-  set_load_extremes(load, result);
+  result.tokens = sums.tokens, result.balance = sums.balance;
+  for (const double loss : sums.pass_losses) result.loss += loss / static_cast<double>(sums.targets);
+  set_load_extremes(sums.load, result);
   result.grad_norm = finish_gradients(passes);
   result.rate = learning_rate(schedule_, options_.lr, options_.warmup_steps, step_,
                               options_.schedule_steps > 0 ? options_.schedule_steps : options_.steps);
@@ -147,7 +174,7 @@ StepResult Trainer::step(std::span<const Batch> passes) {
                        .step = step_ + 1,
                        .clear = !overwrites_});
   if (!lora_.empty()) lora_.merge(ctx_, model_.weights());
-  if (options_.bias_update_speed > 0) update_selection_bias(load);
+  if (options_.bias_update_speed > 0) update_selection_bias(sums.load);
   ++step_;
   return result;
 }
@@ -155,6 +182,7 @@ StepResult Trainer::step(std::span<const Batch> passes) {
 // Computes the adapters' gradients with LoRA, and returns the gradient norm.
 double Trainer::finish_gradients(std::span<const Batch> passes) {
   if (!lora_.empty()) lora_.gradients(ctx_, grads_);
+  trained_.reduce_gradients();
   const double norm = trained_.gradient_norm(ctx_);
   if (!std::isfinite(norm)) fail_not_finite(passes, fmt::format("the norm of the gradients is {}", norm));
   return norm;
@@ -180,7 +208,8 @@ void Trainer::update_selection_bias(const std::vector<std::vector<std::int64_t>>
 
 void Trainer::fail_not_finite(std::span<const Batch> passes, const std::string& what) {
   std::string where;
-  for (const Batch& b : passes) {
+  // Ranks compute together, and one alone may have found this: then nothing is run again.
+  for (const Batch& b : mesh_ ? std::span<const Batch>() : passes) {
     Tensor losses = ctx_.empty(DType::kF32, {static_cast<Index>(b.ids.size())});
     Index layer = -2;
     try {
@@ -198,12 +227,14 @@ void Trainer::fail_not_finite(std::span<const Batch> passes, const std::string& 
   // All outputs are finite, so a gradient is not. Backward starts at the end of the model.
   const std::vector<Parameter> parameters = parameter_list(model_.config());
   for (auto p = parameters.rbegin(); p != parameters.rend() && where.empty(); ++p)
-    if (p->traits.gradient && !finite(grads_.fetched(*p)))
+    if (p->traits.gradient && grads_.holds(*p) && !finite(grads_.fetched(*p)))
       where = fmt::format("{}the gradient of {} is the first that is not finite",
                           p->layer >= 0 ? fmt::format("layer {}: ", p->layer) : "", p->name);
   fail(ErrorCode::kNumeric,
        "step {}: {}; {}; try a lower lr, more warmup-steps, a lower clip{}, or look at the data of this step", step_, what,
-       where.empty() ? "the same step is finite when repeated" : where,
+       !where.empty() ? where
+       : mesh_        ? "see the other ranks"
+                      : "the same step is finite when repeated",
        options_.dtype == DType::kBF16 ? ", dtype f32" : "");
 }
 
@@ -215,15 +246,15 @@ Evaluation Trainer::evaluate(const Dataset& data, Index sequences) const {
   Evaluation result;
   if (data.sequences() > 0) sequences = std::min(sequences, data.sequences());
   for (Index first = 0; first < sequences; first += options_.batch_size) {
-    const Batch b = data.batch(first, std::min(options_.batch_size, sequences - first));
-    Tensor each = ctx_.empty(DType::kF32, {static_cast<Index>(b.ids.size())});
-    const LossResult r = model_.losses(ctx_, b.ids, b.targets, b.length, each);
-    const Tensor losses = ctx_.fetch(each);
-    all += r.loss_sum;
-    result.tokens += r.count;
-    for (std::size_t i = 0; i < b.labels.size(); ++i) {
+    const Index here = std::min(options_.batch_size, sequences - first);
+    const Batch b = data.batch(first, here);
+    const auto [loss, each] = losses_of(data, b, first);
+    all += loss;
+    for (std::size_t i = 0; i < b.targets.size(); ++i) {
       if (b.targets[i] == kNoTarget) continue;
-      sum.at(b.labels[i]) += losses.data<float>()[i];
+      ++result.tokens;
+      if (b.labels.empty()) continue;
+      sum.at(b.labels[i]) += each[i];
       ++count[b.labels[i]];
     }
   }
@@ -233,12 +264,30 @@ Evaluation Trainer::evaluate(const Dataset& data, Index sequences) const {
   return result;
 }
 
-Index Trainer::trained_parameters() const { return trained_.trained_numbers(); }
+// The loss of a batch that starts at sequence `first`, and that of each of its tokens: every rank computes some.
+std::pair<double, std::vector<float>> Trainer::losses_of(const Dataset& data, const Batch& b, Index first) const {
+  if (!mesh_) {
+    Tensor each = ctx_.empty(DType::kF32, {static_cast<Index>(b.ids.size())});
+    const LossResult r = model_.losses(ctx_, b.ids, b.targets, b.length, each);
+    const Tensor losses = ctx_.fetch(each);
+    const std::span<const float> values = losses.span<float>();
+    return {r.loss_sum, {values.begin(), values.end()}};
+  }
+  const RankBatch mine = batch_of_rank(*mesh_->world, data, first, b.sequences);
+  Tensor each(DType::kF64, {static_cast<Index>(mine.batch.ids.size())});
+  static_cast<void>(model_.losses(ctx_, mine.batch.ids, mine.batch.targets, mine.batch.length, each));
+  const std::vector<double> losses =
+      mesh_->world->all_gather(std::as_const(each).span<double>().first(static_cast<std::size_t>(mine.counted)));
+  return {sum_of_losses(losses, model_.config().vocab_size), {losses.begin(), losses.end()}};
+}
+
+Index Trainer::trained_parameters() const { return trained_parameters_; }
 
 std::size_t Trainer::state_bytes() const {
   std::size_t bytes = trained_.bytes();
   for (const Parameter& p : parameter_list(model_.config()))
-    bytes += static_cast<std::size_t>(p.shape.numel()) * (size_of(model_.dtype()) + sizeof(float));
+    if (model_.weights().holds(p))
+      bytes += static_cast<std::size_t>(p.shape.numel()) * (size_of(model_.dtype()) + sizeof(float));
   return bytes;
 }
 

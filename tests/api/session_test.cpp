@@ -148,6 +148,18 @@ TEST(ApiSession, IgnoreEosNeverChoosesIt) {
 }
 
 // Some tokenizers put eos behind a text; a prompt goes on, and a window of a text neither begins nor ends with it.
+TEST(ApiSession, ATextThatGoesOnHasNoBos) {
+  const auto model = with_tokenizer();
+  const Tokenizer& t = *model->tokenizer();
+  ASSERT_EQ(t.encode("").size(), 1u) << "this one adds it";
+  Session session(model, {.threads = 1});
+  session.generate("Once", greedy(1));
+  session.generate(" upon", greedy(1));
+  const auto& all = session.history();
+  EXPECT_EQ(std::count(all.begin(), all.end(), *t.bos_id()), 1);
+  EXPECT_EQ(all.front(), *t.bos_id());
+}
+
 TEST(ApiSession, PromptsAndWindowsHaveNoEos) {
   const testing::TempFolder folder;
   auto config = nlohmann::json::parse(train::builtin_tokenizer(512).config_json());

@@ -103,6 +103,9 @@ TEST(ApiTrainingRun, RefusesBeforeAnythingIsMade) {
   setup.config = "config.json";
   EXPECT_TRUE(testing::throws_error([&] { TrainingRun run(setup); }, {"only one of model, preset and config"}));
   setup.config.clear();
+  setup.train.batch_size = 0;
+  EXPECT_TRUE(testing::throws_error([&] { TrainingRun run(setup); }, {"batch-size is 0"}));
+  setup.train.batch_size = 1;
   setup.balance.devices = 0;
   EXPECT_TRUE(testing::throws_error([&] { TrainingRun run(setup); }, {"devices is 0; it must be at least 1"}));
   EXPECT_FALSE(std::filesystem::exists(folder / "run"));

@@ -88,12 +88,15 @@ class Browser {
   }
 
   void open(const std::filesystem::path& file, int width, int height, bool dark) {
+    go("file://" + file.string(), width, height, dark);
+  }
+  void go(const std::string& url, int width, int height, bool dark) {
     call("Emulation.setDeviceMetricsOverride",
          {{"width", width}, {"height", height}, {"deviceScaleFactor", 1}, {"mobile", false}});
     call("Emulation.setEmulatedMedia",
          {{"features", {{{"name", "prefers-color-scheme"}, {"value", dark ? "dark" : "light"}}}}});
     const std::size_t before = events_.size();
-    call("Page.navigate", {{"url", "file://" + file.string()}});
+    call("Page.navigate", {{"url", url}});
     wait_for("Page.loadEventFired", before);
   }
 
@@ -105,17 +108,43 @@ class Browser {
     return result["result"].value("value", Json());
   }
 
+  // Whether an expression becomes true within twenty seconds.
+  bool becomes(const std::string& expression) {
+    for (int i = 0; i < 400; ++i) {
+      if (evaluate("!!(" + expression + ")") == true) return true;
+      evaluate("new Promise(done => setTimeout(done, 50))");
+    }
+    return false;
+  }
+
   // Moves the pointer, as a hand would, to the middle of the first element of a selector.
-  void hover(const std::string& selector) { mouse("mouseMoved", selector); }
-  void click(const std::string& selector) {
+  // Pages draw some of them a moment after what asked for them.
+  void hover(const std::string& selector) {
+    becomes("document.querySelector(" + Json(selector).dump() + ")");
     mouse("mouseMoved", selector);
+  }
+  void click(const std::string& selector) {
+    hover(selector);
     mouse("mousePressed", selector);
     mouse("mouseReleased", selector);
+  }
+  void point(double x, double y) {
+    call("Input.dispatchMouseEvent", {{"type", "mouseMoved"}, {"x", x}, {"y", y}, {"button", "none"}});
   }
   void press(const std::string& key) {
     for (const char* type : {"keyDown", "keyUp"})
       call("Input.dispatchKeyEvent", {{"type", type}, {"key", key}, {"code", key}});
   }
+  void shift_enter() {
+    for (const char* type : {"keyDown", "keyUp"})
+      call("Input.dispatchKeyEvent", {{"type", type},
+                                      {"key", "Enter"},
+                                      {"code", "Enter"},
+                                      {"modifiers", 8},
+                                      {"windowsVirtualKeyCode", 13},
+                                      {"text", "\r"}});
+  }
+  void type(const std::string& text) { call("Input.insertText", {{"text", text}}); }
 
   std::string screenshot(bool whole_page) {  // PNG
     const std::string data =
@@ -123,8 +152,8 @@ class Browser {
     return decode_base64(data);
   }
 
-  // What a developer would see in the console, and requests that left the page.
-  std::vector<std::string> complaints() {
+  // What a developer would see in the console, and requests that left the page, or the server that it is from.
+  std::vector<std::string> complaints(const std::string& own = "file:") {
     std::vector<std::string> out;
     for (const Json& e : events_) {
       const std::string method = e.value("method", "");
@@ -133,7 +162,7 @@ class Browser {
         out.push_back(e["params"].dump());
       if (method == "Network.requestWillBeSent") {
         const std::string url = e["params"]["request"]["url"];
-        if (!url.starts_with("file:") && !url.starts_with("data:") && !url.starts_with("about:"))
+        if (!url.starts_with(own) && !url.starts_with("data:") && !url.starts_with("about:"))
           out.push_back("request of " + url);
       }
       if (method == "Page.javascriptDialogOpening") out.push_back("a dialog");

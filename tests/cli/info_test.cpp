@@ -8,7 +8,8 @@ namespace {
 TEST(Info, SaysWhatWasBuiltAndWhere) {
   const ProgramResult r = run_program({"info"});
   EXPECT_EQ(r.status, 0);
-  for (const char* word : {"dsmoe 0.", "build", "CPU", "threads", "memory", "CUDA", "fmt", "nlohmann-json", "CLI11"})
+  for (const char* word : {"dsmoe 0.", "build", "CPU", "threads", "memory", "CUDA", "fmt", "nlohmann-json", "CLI11",
+                           "PCRE2", "utf8proc", "libedit"})
     EXPECT_TRUE(r.out_has(word)) << word << " in " << r.out;
   EXPECT_EQ(r.err, "");
 }

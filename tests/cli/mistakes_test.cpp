@@ -48,7 +48,7 @@ TEST_F(Mistakes, SlipsOfTheKeyboard) {
       fails(run_program({"plan", "--perset", "tiny"}), 2, {"\"--perset\"", "did you mean --preset?", "plan --help"}));
   EXPECT_TRUE(fails(run_program({"plan", "--perset=tiny"}), 2, {"\"--perset\"", "did you mean --preset?"}));
   EXPECT_TRUE(fails(run_program({"bench", "lawyer"}), 2, {"bench --help"}));
-  EXPECT_TRUE(fails(run_program({"info", "now"}), 2, {"no argument \"now\"", "info --help"}));
+  EXPECT_TRUE(fails(run_program({"info", "now", "then"}), 2, {"no argument \"then\"", "info --help"}));
   const ProgramResult far = run_program({"plan", "--xylophone"});
   EXPECT_TRUE(fails(far, 2, {"\"--xylophone\""}));
   EXPECT_FALSE(far.err_has("did you mean")) << far.err;
@@ -97,6 +97,8 @@ TEST_F(Mistakes, WrongModelsAndFiles) {
   EXPECT_EQ(run_program({"generate", "-m", m, "--ids", "1", "2", "3", "-n", "2"}).status, 0);
   EXPECT_TRUE(fails(run_program({"generate", "-m", m, "--ids", "1", "-n", "-5"}), 2, {"-5", "-1"}));
   EXPECT_TRUE(fails(run_program({"tokenize", "-m", kTokenizer, "-f", folder_.path()}), 1, {"is a folder; give a file"}));
+  EXPECT_TRUE(
+      fails(run_program({"tokenize", "-m", kTokenizer, "-f", "/dev/zero"}), 1, {"/dev/zero is a device; give a file"}));
   EXPECT_TRUE(fails(run_program({"tokenize", "-m", kTokenizer, "--decode", "17464", "999999"}), 1, {"no token 999999"}));
 }
 

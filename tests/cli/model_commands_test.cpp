@@ -36,6 +36,11 @@ class ModelCommands : public ::testing::Test {
   TempFolder folder_;
 };
 
+TEST_F(ModelCommands, ADeviceIsNoText) {  // some never end
+  EXPECT_TRUE(
+      fails(run_program({"eval", "-m", model(), "--data", "/dev/zero"}), 1, {"/dev/zero is a device; give a file"}));
+}
+
 TEST_F(ModelCommands, InitWritesAFolderThatOthersCanRead) {
   const std::string m = model();
   for (const char* file :
@@ -51,6 +56,20 @@ TEST_F(ModelCommands, InitWritesAFolderThatOthersCanRead) {
   EXPECT_NE(again.err.find("--force"), std::string::npos) << again.err;
   EXPECT_EQ(run_program({"init", "-o", path("x")}).status, 2) << "neither preset nor config";
   EXPECT_EQ(run_program({"init", "--preset", "nonsense", "-o", path("x")}).status, 1);
+}
+
+TEST_F(ModelCommands, InitWithSomeFieldsChanged) {
+  const ProgramResult made = run_program(
+      {"init", "--preset", "tiny", "--set", "num_hidden_layers=1", "--set", "vocab_size=64", "-o", path("cut"), "--json"});
+  ASSERT_EQ(made.status, 0) << made.err;
+  std::ifstream file(path("cut") + "/config.json");
+  const Json config = Json::parse(file);
+  EXPECT_EQ(config["num_hidden_layers"], 1);
+  EXPECT_EQ(config["vocab_size"], 64);
+  const ProgramResult wrong = run_program({"init", "--preset", "tiny", "--set", "layers=1", "-o", path("x")});
+  EXPECT_EQ(wrong.status, 1);
+  EXPECT_NE(wrong.err.find("num_hidden_layers"), std::string::npos) << wrong.err;
+  EXPECT_FALSE(std::filesystem::exists(path("x")));
 }
 
 TEST_F(ModelCommands, TheSameSeedGivesTheSameFileInAnyNumberOfShards) {
@@ -169,12 +188,21 @@ TEST_F(ModelCommands, ChatAnswersEachLine) {
 
 TEST_F(ModelCommands, BenchModelPrintsATableAndJson) {
   const std::string m = model();
-  const ProgramResult o = run_program({"bench", "model", "-m", m, "-p", "8", "-n", "4", "-r", "1", "--json"});
+  const ProgramResult o =
+      run_program({"bench", "model", "-m", m, "-p", "8", "-n", "4", "-b", "1,3", "-r", "1", "--kv-type", "bf16", "--json"});
   ASSERT_EQ(o.status, 0) << o.err;
   const Json j = Json::parse(o.out);
-  EXPECT_EQ(j["results"][0]["test"], "pp8");
-  EXPECT_EQ(j["results"][1]["test"], "tg4");
-  EXPECT_GT(j["results"][1]["tokens_per_second"], 0);
+  const char* const tests[] = {"pp8", "tg4", "pp8 x 3", "tg4 x 3"};
+  ASSERT_EQ(j["results"].size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(j["results"][i]["test"], tests[i]);
+    EXPECT_GT(j["results"][i]["tokens_per_second"], 0);
+    EXPECT_GT(j["results"][i]["share_of_bound"], 0);
+  }
+  EXPECT_EQ(j["kv_type"], "bf16");
+  EXPECT_LE(j["lowest_read_gb_per_second"], j["read_gb_per_second"]);
+  const ProgramResult table = run_program({"bench", "model", "-m", m, "-p", "8", "-n", "0", "-r", "1"});
+  EXPECT_NE(table.out.find("One run of each"), std::string::npos) << table.out;
 }
 
 }  // namespace

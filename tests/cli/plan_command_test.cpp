@@ -50,6 +50,24 @@ TEST(PlanCommand, PrintsJson) {
   EXPECT_EQ(parts, 16375728128);
 }
 
+TEST(PlanCommand, ManyRanks) {
+  const std::vector<std::string> words = {"plan", "--preset", "paper-145b", "--ranks",      "64", "--expert-parallel",
+                                          "8",    "--zero",   "1",          "--batch-size", "64"};
+  const ProgramResult text = run_program(words);
+  EXPECT_TRUE(text.out_has("Training by 64 ranks, experts over 8, ZeRO 1")) << text.out << text.err;
+  EXPECT_TRUE(text.out_has("Sent by a rank in a step of 64 x ")) << text.out;
+  std::vector<std::string> with_json = words;
+  with_json.push_back("--json");
+  const auto plan = run_program(with_json).json();
+  const auto& ranks = plan["training_by_ranks"];
+  EXPECT_EQ(ranks["expert_parallel"], 8);
+  EXPECT_LT(ranks["bf16"]["memory"]["total"], plan["memory"]["training"]["bf16"]["total"].get<double>() / 8);
+  EXPECT_GT(ranks["bf16"]["bytes_sent_per_step"]["tokens"], 0);
+  EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "--ranks", "4", "--expert-parallel", "3"}), 1,
+                    {"expert-parallel is 3, but there are 4 ranks"}));
+  EXPECT_TRUE(fails(run_program({"plan", "-N", "16", "-K", "2", "--ranks", "4"}), 2, {"--ranks needs a whole model"}));
+}
+
 TEST(PlanCommand, NumbersOfExpertsAreEnough) {
   const ProgramResult text = run_program({"plan", "-N", "16", "-K", "2", "-m", "4", "-s", "1"});
   EXPECT_EQ(text.status, 0) << text.err;
@@ -160,6 +178,21 @@ TEST(PlanCommand, RefusesBadUsage) {
   EXPECT_TRUE(fails(run_program({"plan", "-N", "4", "-K", "2", "--layers", "3"}), 2, {"--hidden-size"}));
   EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "--context", "0"}), 2, {"--context"}));
   EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "extra"}), 2, {"extra"}));
+}
+
+// The peaks that benchmarks measured on an H200 (docs/performance.md): the prediction is within 5% of them.
+TEST(PlanCommand, PredictsThePeakOfTrainingOnAGpu) {
+  const auto peak = [](const std::vector<std::string>& model, bool recompute = false) {
+    std::vector<std::string> args = {"plan", "--json"};
+    args.insert(args.end(), model.begin(), model.end());
+    const auto memory = run_program(args).json()["memory"]["gpu_training"]["bf16"];
+    return memory[recompute ? "peak_with_recompute" : "peak"].get<double>() / (1 << 30);
+  };
+  const std::vector<std::string> paper = {"--preset", "paper-2b", "--context", "2048", "--batch-size", "16"};
+  EXPECT_NEAR(peak(paper), 53.2, 0.05 * 53.2);
+  EXPECT_LT(peak(paper, true), peak(paper));
+  const ProgramResult r = run_program({"plan", "--preset", "paper-2b", "--context", "2048", "--batch-size", "16"});
+  EXPECT_TRUE(r.status == 0 && r.out_has("Training on a GPU, 16 x 2,048 tokens a pass")) << r.out;
 }
 
 }  // namespace

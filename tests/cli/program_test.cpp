@@ -32,7 +32,8 @@ TEST(Program, BadUsageIsTwo) {
   EXPECT_TRUE(fails(run_program({""}), 2, {"no command \"\""}));
   EXPECT_TRUE(fails(run_program({"--bogus"}), 2, {"--bogus"}));
   EXPECT_TRUE(fails(run_program({"info", "--bogus"}), 2, {"--bogus", "dsmoe info --help"}));
-  EXPECT_TRUE(fails(run_program({"info", "extra\nline"}), 2, {"extra\\x0aline"})) << "one line, whatever was passed";
+  EXPECT_TRUE(fails(run_program({"info", "model", "extra\nline"}), 2, {"extra\\x0aline"}))
+      << "one line, whatever was passed";
 }
 
 TEST(Program, LostOutputIsAnError) {

@@ -93,5 +93,18 @@ TEST_F(ProgressTest, LargeRatesAreWrittenOut) {
   EXPECT_EQ(written(), "read: 123,456 tokens, 12,346 tokens/s\n");
 }
 
+TEST(QuietProgress, ShowsNothing) {
+  ::testing::internal::CaptureStderr();
+  for (const bool quiet : {true, false}) {
+    Progress p(quiet ? "quiet" : "loud", 2, "steps", 0, ProgressOutput::unless(quiet));
+    p.update(1);
+    p.line("a line");
+    p.finish();
+  }
+  const std::string shown = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(shown.find("quiet"), std::string::npos) << shown;
+  EXPECT_NE(shown.find("loud: 1/2"), std::string::npos) << shown;
+}
+
 }  // namespace
 }  // namespace dsmoe::cli

@@ -60,6 +60,9 @@ TEST(JsonRead, LimitsDepthKeysAndBytes) {
   many += "}";
   EXPECT_EQ(parse(many, "x").size(), kMaxOrderedKeys + 1);
   EXPECT_TRUE(throws_error([&] { parse<OrderedJson>(many, "x"); }, {"more than 10000 keys"}));
+  std::string objects = "[{\"a\":0}";
+  for (std::size_t i = 0; i < 2 * kMaxOrderedKeys; ++i) objects += ",{\"a\":0,\"b\":0}";
+  EXPECT_EQ(parse<OrderedJson>(objects + "]", "x").size(), 2 * kMaxOrderedKeys + 1) << "small ones are quick, however many";
   EXPECT_TRUE(refused(std::string(kMaxBytes + 1, ' '), {"100000001 bytes"}));
 }
 

@@ -1,10 +1,15 @@
 #include "core/threads.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "core/fail.h"
@@ -49,6 +54,48 @@ TEST(Threads, TheLowestFailingTaskIsReportedAndThePoolLives) {
   std::atomic<int> n = 0;
   pool.run(10, [&](std::int64_t, int) { n++; });
   EXPECT_EQ(n, 10);
+}
+
+// A thread that the system does not let run: it stands in a signal's handler until it is released.
+std::atomic<bool> held{false}, release{false};
+void stand_still(int) {
+  held = true;
+  while (!release) {
+    const timespec moment{0, 1000000};
+    nanosleep(&moment, nullptr);
+  }
+}
+
+TEST(Threads, AThreadThatDoesNotRunIsNotWaitedFor) {
+  struct sigaction action {};
+  action.sa_handler = stand_still;
+  struct sigaction before {};
+  ASSERT_EQ(sigaction(SIGUSR1, &action, &before), 0);
+  ThreadPool pool(2);
+  std::atomic<int> inside{0};
+  pthread_t other{};
+  pool.run(2, [&](std::int64_t, int worker) {  // both threads, each in a task
+    if (worker == 1) other = pthread_self();
+    ++inside;
+    while (inside < 2) std::this_thread::yield();
+  });
+  ASSERT_EQ(pthread_kill(other, SIGUSR1), 0);
+  // Where signals are not delivered at once, as under the thread sanitizer, the thread simply runs on.
+  for (int i = 0; i < 100 && !held; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::thread rescue([] {
+    for (int i = 0; i < 5000 && !release; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    release = true;
+  });
+  std::atomic<int> ran{0};
+  for (int job = 0; job < 50; ++job) pool.run(20, [&](std::int64_t, int) { ++ran; });
+  EXPECT_FALSE(release) << "the job ended only when the thread ran again";
+  release = true;
+  rescue.join();
+  EXPECT_EQ(ran, 1000);
+  ran = 0;
+  pool.run(20, [&](std::int64_t, int) { ++ran; });  // late, and no harm done
+  EXPECT_EQ(ran, 20);
+  sigaction(SIGUSR1, &before, nullptr);
 }
 
 TEST(Threads, NestedCallsRunSerially) {

@@ -2,12 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include "support/sanitized.h"
+
 namespace dsmoe {
 namespace {
 
 // The definition, by construction: a sequence is well-formed if it is what some code point is written as.
 TEST(Utf8, EveryCharacterIsValidAndComesBack) {
-  for (char32_t c = 0; c <= 0x10FFFF; ++c) {
+  // With sanitizers every one of up to three bytes where lengths change, and some of the rest.
+  const auto step = [](char32_t c) { return !test::kSanitized || c < 0x900 || (c > 0xFF00 && c < 0x10100) ? 1u : 61u; };
+  for (char32_t c = 0; c <= 0x10FFFF; c += step(c)) {
     if (c >= 0xD800 && c <= 0xDFFF) continue;
     std::string text;
     utf8::append(text, c);

@@ -58,7 +58,7 @@ TEST(NoCuda, OpsNameTheOption) {
   EXPECT_TRUE(names_the_option([&] { ops::cuda::make_tables(ctx, slices); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::linear_backward_input(ctx, x, x, to, false); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::linear_backward_weight(ctx, x, x, to, false); }));
-  EXPECT_TRUE(names_the_option([&] { ops::cuda::rms_norm_backward(ctx, x, x, x, 0, to, to); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::rms_norm_backward(ctx, x, x, x, 0, to, to, nullptr); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::embedding_backward(ctx, x, x, to); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::cross_entropy(ctx, x, x, nullptr, nullptr, 1); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::adamw(ctx, {}, {}); }));

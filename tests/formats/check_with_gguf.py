@@ -74,16 +74,16 @@ def write(path):
 
 def model(path):
     reader = gguf.GGUFReader(path)
-    assert contents(reader.get_field(gguf.Keys.General.ARCHITECTURE)) == "deepseek"
-    layers = contents(reader.get_field("deepseek.block_count"))
-    known = {gguf.TENSOR_NAMES[kind].format(bid=layer) for kind in gguf.MODEL_TENSORS[gguf.MODEL_ARCH.DEEPSEEK]
-             for layer in range(layers)}
+    name = contents(reader.get_field(gguf.Keys.General.ARCHITECTURE))
+    architecture = next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == name)
+    layers = contents(reader.get_field(name + ".block_count"))
+    known = {gguf.TENSOR_NAMES[kind].format(bid=layer) for kind in gguf.MODEL_TENSORS[architecture] for layer in range(layers)}
     for tensor in reader.tensors:
         base, _, suffix = tensor.name.rpartition(".")
         assert base in known and suffix in ("weight", "bias"), tensor.name
         assert numpy.isfinite(numbers(tensor)).all(), tensor.name
     experts = next(t for t in reader.tensors if t.name.endswith("ffn_gate_exps.weight"))
-    want = [contents(reader.get_field("deepseek." + key)) for key in
+    want = [contents(reader.get_field(f"{name}.{key}")) for key in
             ("embedding_length", "expert_feed_forward_length", "expert_count")]
     assert experts.shape.tolist() == want, (experts.shape, want)
     print(f"{len(reader.tensors)} tensors are those of a model")

@@ -186,7 +186,7 @@ TEST(ConfigJson, RefusesValuesByName) {
   EXPECT_TRUE(refused(R"({"num_attention_heads": 33})", {"x/config.json: num_attention_heads is 33"}));
   EXPECT_TRUE(refused(R"({"num_attention_heads": 16})", {"num_key_value_heads is 32", "null"}));
   EXPECT_TRUE(refused(R"({"model_type": "llama", "rope_scaling": {"type": "x"}, "hidden_size": "?"})",
-                      {"model_type is \"llama\"", "\"deepseek\" is supported"}));
+                      {"model_type is \"llama\"", "only \"deepseek\", ", "are supported"}));
 }
 
 TEST(ConfigJson, ReadsRopeAsNewerFilesHaveIt) {
@@ -328,6 +328,37 @@ TEST(ConfigJson, TrainingFieldsAreWrittenWhenSet) {
   EXPECT_TRUE(refused(R"({"topk_method": "best"})", {"topk_method", "noaux_tc"}));
   EXPECT_TRUE(
       refused(R"({"n_routed_experts": 8, "num_experts_per_tok": 2, "aux_loss_devices": 3})", {"aux_loss_devices is 3"}));
+}
+
+TEST(ConfigJson, FieldsCanBeChangedByName) {
+  const ModelConfig tiny = ModelConfig::preset("tiny");
+  const ModelConfig c =
+      tiny.with({"num_hidden_layers=3", "scoring_func=sigmoid", "rope_theta=5e5", "n_group=null", "eos_token_id=[1,2]"});
+  EXPECT_EQ(c.num_hidden_layers, 3);
+  EXPECT_EQ(c.scoring_func, "sigmoid");
+  EXPECT_EQ(c.rope_theta, 5e5);
+  EXPECT_EQ(c.eos_token_id, (std::vector<Index>{1, 2}));
+  EXPECT_EQ(c.hidden_size, tiny.hidden_size);
+  EXPECT_TRUE(c.source_json.empty()) << "a preset has no file";
+  // Neither is possible without the other.
+  const ModelConfig wide = tiny.with({"hidden_size=96", "num_attention_heads=3", "num_key_value_heads=3"});
+  EXPECT_EQ(wide.head_dim(), 32);
+  // What the file says besides stays, and the newer spelling of what is changed goes.
+  const ModelConfig read = ModelConfig::from_json(
+      R"({"model_type": "deepseek", "mine": 1, "dtype": "float32", "rope_parameters": {"rope_theta": 10.0}})", "x");
+  const Json changed = Json::parse(read.with({"rope_theta=20", "torch_dtype=bfloat16"}).to_json());
+  EXPECT_EQ(changed["rope_theta"], 20);
+  EXPECT_FALSE(changed.contains("rope_parameters"));
+  EXPECT_EQ(changed["dtype"], "bfloat16");
+  EXPECT_EQ(changed["mine"], 1);
+
+  const auto refused_set = [&](const char* assignment, std::initializer_list<std::string_view> words) {
+    return testing::throws_error([&] { tiny.with({assignment}); }, words);
+  };
+  EXPECT_TRUE(refused_set("num_layers=3", {"num_layers", "num_hidden_layers"}));
+  EXPECT_TRUE(refused_set("num_hidden_layers", {"FIELD=VALUE"}));
+  EXPECT_TRUE(refused_set("num_hidden_layers=many", {"num_hidden_layers", "whole number"}));
+  EXPECT_TRUE(refused_set("num_hidden_layers=-1", {"num_hidden_layers"}));
 }
 
 }  // namespace

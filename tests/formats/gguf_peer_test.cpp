@@ -1,6 +1,8 @@
 // Files cross-checked with the Python package gguf, where it is installed (tests/peers/python.sh).
 #include <gtest/gtest.h>
 
+#include "formats/gguf_export.h"
+#include "formats/model_source.h"
 #include "io/gguf.h"
 #include "io/gguf_writer.h"
 #include "io/io_test_support.h"
@@ -114,6 +116,12 @@ TEST(PeerGguf, KnowsTheTensorsOfAModel) {
   const testing::TempFolder dir;
   write_all_types(dir / "no-model.gguf");
   EXPECT_EQ(check("model", dir / "no-model.gguf", " 2>/dev/null"), 1) << "the script takes anything";
+  Context ctx(1);
+  for (const char* name : {"qwen3_moe", "glm4_moe", "mixtral", "ernie4_5_moe", "minimax_m2", "dots1", "olmoe_mha"}) {
+    const auto source = ModelSource::open(std::filesystem::path(DSMOE_TEST_DATA "/model/golden_families") / name);
+    write_gguf(ctx, dir / name, *source, source->export_metadata(name), gguf_file_type("f32"), {});
+    EXPECT_EQ(check("model", dir / name), 0) << name;
+  }
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ void read(std::uint8_t path, std::string_view body) {
     case 2: io::must(!serve::read_embeddings(body, defaults()).inputs.empty(), "no input"); return;
     case 3: serve::read_tokenize(body); return;
     case 4: defaults().tokenizer->decode(serve::read_detokenize(body, defaults())); return;
-    case 5: io::must(!serve::read_template(body).empty(), "no message"); return;
+    case 5: serve::read_template(body, defaults()); return;
   }
 }
 

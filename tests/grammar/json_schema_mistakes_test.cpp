@@ -5,6 +5,7 @@
 #include "grammar/json_schema.h"
 #include "grammar/support.h"
 #include "support/expect_error.h"
+#include "support/sanitized.h"
 
 namespace dsmoe::grammar::testing {
 namespace {
@@ -163,9 +164,10 @@ TEST(JsonSchemaMistakes, HostileSizes) {
   EXPECT_TRUE(
       throws_error([&] { bytes_of(R"({"type": "string", "pattern": "^((a{1000}){1000}){1000}$"})"); }, {"too large"}));
   std::string many = R"({"type": "object", "properties": {)";
-  for (int i = 0; i < 300; ++i) many += fmt::format(R"({}"property_{}": {{"type": "integer"}})", i ? "," : "", i);
+  const int last = test::kSanitized ? 59 : 299;
+  for (int i = 0; i <= last; ++i) many += fmt::format(R"({}"property_{}": {{"type": "integer"}})", i ? "," : "", i);
   const Matcher m = bytes_of(many + "}}");  // none of them required
-  EXPECT_TRUE(accepts(m, R"({"property_7": 1, "property_299": 2})"));
+  EXPECT_TRUE(accepts(m, fmt::format(R"({{"property_7": 1, "property_{}": 2}})", last)));
   EXPECT_FALSE(accepts(m, R"({"property_8": 1, "property_7": 2})"));
 }
 

@@ -3,6 +3,7 @@
 
 #include "dsmoe/error.h"
 #include "grammar/support.h"
+#include "support/sanitized.h"
 
 namespace dsmoe::grammar::testing {
 namespace {
@@ -107,7 +108,7 @@ int compare(const Grammar& grammar, Draw& draw, const std::string& shown) {
 
 TEST(RandomGrammars, EveryMaskIsThatOfThePlainMatcher) {
   int compared = 0, masks = 0, refused = 0;
-  for (std::uint64_t seed = 0; seed < 100 && !HasFailure(); ++seed) {
+  for (std::uint64_t seed = 0; seed < test::rounds(100u) && !HasFailure(); ++seed) {
     Draw draw(seed);
     const std::string text = RandomGrammar(draw).text();
     const Grammar grammar = parse_gbnf(text);
@@ -119,9 +120,9 @@ TEST(RandomGrammars, EveryMaskIsThatOfThePlainMatcher) {
       ++refused;  // left recursion, or no text at all
     }
   }
-  EXPECT_GT(compared, 50);
-  EXPECT_GT(masks, 400);
-  EXPECT_GT(refused, 5);
+  EXPECT_GT(compared, test::rounds(50));
+  EXPECT_GT(masks, test::rounds(400));
+  EXPECT_GT(refused, test::rounds(5) - 2);
   RecordProperty("masks", masks);
 }
 

@@ -123,4 +123,48 @@ inline Answer alone(const Transformer& model, const infer::Request& request, con
   return *answer;
 }
 
+inline SamplerOptions random_sampler(Draw& draw) {
+  SamplerOptions s;
+  s.seed = static_cast<std::uint64_t>(draw(1000));
+  s.temperature = draw(4) == 0 ? 0.0f : 0.5f + 0.25f * static_cast<float>(draw(4));
+  s.top_k = draw(2) ? 0 : draw.between(1, 40);
+  s.top_p = draw(2) ? 1.0f : 0.9f;
+  s.min_p = draw(2) ? 0.0f : 0.05f;
+  if (draw(3) == 0) s.repetition_penalty = 1.2f, s.repetition_window = draw(100);
+  if (draw(3) == 0) s.presence_penalty = 0.5f, s.frequency_penalty = 0.25f;
+  return s;
+}
+
+// Prompts that often begin alike; a bit of everything that can be asked.
+inline infer::Request random_request(Draw& draw) {
+  static const Ids kCommon = [] {
+    Draw d(99);
+    return random_prompt(d, 600);
+  }();
+  infer::Request r;
+  if (draw(3) > 0) r.prompt.assign(kCommon.begin(), kCommon.begin() + draw.between(1, 560));
+  const Ids rest = random_prompt(draw, draw(4) == 0 ? draw.between(1, 150) : draw.between(1, 12));
+  if (draw(3) == 0) r.prompt = random_prompt(draw, draw.between(220, 255));  // grows into a second page
+  r.prompt.insert(r.prompt.end(), rest.begin(), rest.end());
+  r.options.sampler = random_sampler(draw);
+  r.options.max_tokens = draw(20) == 0 ? 0 : draw.between(1, 40);
+  r.options.end_tokens = {static_cast<std::int32_t>(draw(50))};
+  r.options.ignore_eos = draw(2) == 0;
+  if (draw(4) == 0) r.options.stop = {"BC", "X"};
+  if (draw(4) == 0) r.logprobs = draw(4);
+  if (draw(5) == 0) r.logit_bias = {{static_cast<std::int32_t>(draw(50)), 3.0f}, {2, -50.0f}};
+  if (draw(5) == 0) r.routing = true;
+  if (draw(8) == 0) r.prompt_logprobs = true;
+  if (draw(10) == 0) r.embedding = true;
+  if (draw(5) == 0) {
+    r.overrides.emplace();
+    if (draw(2))
+      r.overrides->skip_best = draw.between(1, 3);
+    else
+      r.overrides->disabled = {{1, draw(8)}, {2, draw(8)}};
+    r.overrides->drop_shared = draw(3) == 0;
+  }
+  return r;
+}
+
 }  // namespace dsmoe::test

@@ -23,7 +23,9 @@ struct SchedulerTest : ::testing::Test {
   void add(Scheduler& s, RequestId id, std::size_t prompt, std::int32_t first = 0) {
     infer::Request r;
     for (std::size_t i = 0; i < prompt; ++i) r.prompt.push_back(first + static_cast<std::int32_t>(i));
-    s.add(std::make_unique<Job>(id, std::move(r), KvSequence(pool, 1024)));
+    Scheduler::Jobs jobs;
+    jobs.push_back(std::make_unique<Job>(id, std::move(r), KvSequence(pool, 1024)));
+    s.add(std::move(jobs));
   }
   // Request -> tokens of its share.
   std::map<RequestId, Index> step(Scheduler& s, Index answer = 1000) {

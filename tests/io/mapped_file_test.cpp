@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "io/io_test_support.h"
+#include "support/sanitized.h"
 
 namespace dsmoe::io {
 namespace {
@@ -133,7 +134,7 @@ TEST(MappedFile, AFileThatWasReplacedStaysGood) {
 
 TEST(MappedFile, ManyThreadsMayMeetTheLostPages) {
   const TempFolder dir;
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < test::rounds(20); ++round) {
     write_bytes(dir / "file", std::string(64 * kPage, 'a'));
     const auto map = MappedFile::open(dir / "file");
     std::vector<std::jthread> readers;

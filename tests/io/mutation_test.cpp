@@ -7,6 +7,7 @@
 #include "core/random.h"
 #include "fuzz/check_io.h"
 #include "io_test_support.h"
+#include "support/sanitized.h"
 
 namespace dsmoe::io {
 namespace {
@@ -78,27 +79,27 @@ TEST(Mutations, SeedsAreWhatTheirNamesSay) {
 
 TEST(Mutations, GgufFilesAreRefusedOrConsistent) {
   const auto all = seeds("gguf");
-  const int per_seed = 2000;
+  const int per_seed = test::rounds(2000);
   const int accepted =
       check_mutations(all, per_seed, [](const std::string& bytes) { return check_gguf(std::as_bytes(std::span(bytes))); });
-  EXPECT_GT(accepted, 100);
+  EXPECT_GT(accepted, test::rounds(100));
   EXPECT_LT(accepted, static_cast<int>(all.size()) * per_seed / 2);
 }
 
 TEST(Mutations, SafetensorsAreRefusedOrConsistent) {
   const auto all = seeds("safetensors");
-  const int per_seed = 2000;
+  const int per_seed = test::rounds(2000);
   const int accepted = check_mutations(
       all, per_seed, [](const std::string& bytes) { return check_safetensors(std::as_bytes(std::span(bytes))); });
-  EXPECT_GT(accepted, 100) << "the changes reach nothing behind the first checks";
+  EXPECT_GT(accepted, test::rounds(100)) << "the changes reach nothing behind the first checks";
   EXPECT_LT(accepted, static_cast<int>(all.size()) * per_seed / 2);
 }
 
 TEST(Mutations, IndexesAreRefusedOrConsistent) {
   const auto all = seeds("index");
-  const int per_seed = 2000;
+  const int per_seed = test::rounds(2000);
   const int accepted = check_mutations(all, per_seed, [](const std::string& text) { return check_index(text); });
-  EXPECT_GT(accepted, 100);
+  EXPECT_GT(accepted, test::rounds(100));
   EXPECT_LT(accepted, static_cast<int>(all.size()) * per_seed / 2);
 }
 

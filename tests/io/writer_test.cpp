@@ -11,6 +11,7 @@
 #include "io/safetensors.h"
 #include "io/safetensors_writer.h"
 #include "io_test_support.h"
+#include "support/sanitized.h"
 
 namespace dsmoe::io {
 namespace {
@@ -241,8 +242,9 @@ TEST(SafetensorsWriter, RefusesNamesThatCannotBe) {
         with_names({"a"}, {{"k", "\xff"}});
       },
       {"metadata", "UTF-8"}, ErrorCode::kInvalidArgument));
-  EXPECT_TRUE(throws_error([&] { with_names({std::string(100'000'000, 'a')}); }, {"header", "100000000"},
-                           ErrorCode::kInvalidArgument));
+  if (!test::kSanitized)  // they look at every byte of it, and there are many
+    EXPECT_TRUE(throws_error([&] { with_names({std::string(100'000'000, 'a')}); }, {"header", "100000000"},
+                             ErrorCode::kInvalidArgument));
   EXPECT_TRUE(entries(dir).empty());
 }
 

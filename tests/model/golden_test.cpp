@@ -5,6 +5,8 @@
 
 #include "formats/model_source.h"
 #include "io/safetensors.h"
+#include "model/families/family.h"
+#include "model/row_order.h"
 #include "model/transformer.h"
 #include "support/run_model.h"
 #include "support/tolerance.h"
@@ -44,8 +46,9 @@ std::vector<std::string> answers(const io::SafetensorsFile& golden) {
 
 std::vector<std::filesystem::path> folders() {
   std::vector<std::filesystem::path> all;
-  for (const auto& entry : std::filesystem::directory_iterator(DSMOE_TEST_DATA "/model/golden"))
-    if (std::filesystem::exists(entry.path() / "golden.safetensors")) all.push_back(entry.path());
+  for (const char* const of : {"/model/golden", "/model/golden_families"})
+    for (const auto& entry : std::filesystem::directory_iterator(std::string(DSMOE_TEST_DATA) + of))
+      if (std::filesystem::exists(entry.path() / "golden.safetensors")) all.push_back(entry.path());
   std::sort(all.begin(), all.end());
   return all;
 }
@@ -108,11 +111,44 @@ TEST_P(ModelGolden, LossAndGradients) {
     EXPECT_NEAR(loss.mean(), test::value(golden.tensor(from + "loss"), 0), limits.loss * loss.mean());
     EXPECT_NEAR(loss.balance.total(), test::value(golden.tensor(from + "aux_loss"), 0),
                 limits.loss * (1 + loss.balance.total()));
-    for (const Parameter& p : parameter_list(model.config()))
-      EXPECT_TRUE(test::close(grads.dense(p), golden.tensor(from + "grad." + p.name),
+    const bool pairs = family_of(model.config().model_type).rotary_pairs;
+    for (const Parameter& p : parameter_list(model.config())) {
+      if (!p.traits.gradient) continue;
+      EXPECT_TRUE(test::close(to_file_order(grads.dense(p), row_order(p, pairs)), golden.tensor(from + "grad." + p.name),
                               p.role == "router.weight" ? limits.router : limits.gradient))
           << p.name;
+    }
   }
+}
+
+TEST_P(ModelGolden, ChosenExperts) {
+  const auto golden = io::SafetensorsFile::open(GetParam() / "golden.safetensors");
+  if (golden.contains("exact.logits")) GTEST_SKIP() << "choices in bf16 are those of its own roundings";
+  const Tensor ids = golden.tensor("input_ids"), targets = golden.tensor("targets");
+  const Transformer model = load_model(GetParam());
+  Context ctx(2);
+  Index layers = 0;
+  PassHooks hooks;
+  hooks.routing = [&](Index layer, const Routing& routing) {
+    ++layers;
+    const std::string name = "topk_idx." + std::to_string(layer);
+    if (!golden.contains(name)) return;
+    const Tensor want = golden.tensor(name);
+    ASSERT_EQ(routing.experts.shape(), want.shape());
+    const Index k = want.dim(1);
+    for (Index t = 0; t < want.dim(0); ++t) {
+      const auto row = [&](const Tensor& of) {
+        const auto all = of.span<std::int32_t>();
+        return std::vector(all.begin() + t * k, all.begin() + (t + 1) * k);
+      };
+      std::vector<std::int32_t> a = row(routing.experts), b = row(want);
+      std::sort(a.begin(), a.end()), std::sort(b.begin(), b.end());
+      EXPECT_EQ(a, b) << "layer " << layer << ", token " << t;
+    }
+  };
+  Tensor losses(DType::kF32, {ids.numel()});
+  model.losses(ctx, ids.span<std::int32_t>(), targets.span<std::int32_t>(), ids.dim(1), losses, hooks);
+  EXPECT_GT(layers, 0);
 }
 
 TEST_P(ModelGolden, GreedyContinuation) {

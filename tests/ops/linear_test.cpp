@@ -39,6 +39,27 @@ TEST(OpsLinear, CpuAgainstRef) {
   }
 }
 
+// The sum of several products is that of one after another, rounded once.
+TEST(OpsLinear, BackwardOfSeveral) {
+  Context cpu(2);
+  const Index t = 33, n = 40, k = 70;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Tensor dy = random_tensor(dtype, {t, n}, 1), other = random_tensor(dtype, {t, 2 * n}, 2);
+    const Tensor w = random_tensor(dtype, {n, k}, 3), wide = random_tensor(dtype, {2 * n, k}, 4);
+    Tensor sum(DType::kF32, {t, k}), f32(DType::kF32, {t, k}), rounded(dtype, {t, k});
+    ops::linear_backward_input(cpu, dy, w, sum, /*accumulate=*/false);
+    ops::linear_backward_input(cpu, other, wide, sum, /*accumulate=*/true);
+    const ops::ProjectionGrad products[] = {{&dy, &w}, {&other, &wide}};
+    ops::linear_backward_input(cpu, products, f32);
+    ops::linear_backward_input(cpu, products, rounded);
+    EXPECT_TRUE(test::same_bits(f32, sum));
+    EXPECT_TRUE(test::same_bits(rounded, sum.to(dtype)));
+    Tensor narrow(dtype, {t, k - 1});
+    EXPECT_THROW(ops::linear_backward_input(cpu, products, narrow), Error);
+    EXPECT_THROW(ops::linear_backward_input(cpu, std::span<const ops::ProjectionGrad>(), rounded), Error);
+  }
+}
+
 TEST(OpsLinear, RefusesShapesThatDoNotFit) {
   Context ctx(1);
   Tensor x = random_tensor(DType::kF32, {2, 3}, 1), w = random_tensor(DType::kF32, {4, 5}, 1), y(DType::kF32, {2, 4});

@@ -50,7 +50,7 @@ struct Tile {
     for (int r = 0; r < kTileRows; ++r) {
       ops::dequantize_row(kType, blocks.data() + r * kBytes, want);
       for (int quad = 0; quad < 4; ++quad) {
-        const auto lane = Block::load_lane(tile, r, quad);
+        const auto lane = cuda::packed::load_lane<kType>(tile, r, quad);
         for (int step = 0; step < kNumbers / 16; ++step) {
           std::uint32_t pairs[2];
           Block::step(lane, step, quad, pairs);
@@ -83,7 +83,9 @@ TEST(PackedBlocks, AreTheSameNumbers) {
         i % 2 ? tile.any(draw) : tile.quantized(draw);
         tile.check();
       }
-      if (cuda::packed::Block<kType>::kTwoWays) EXPECT_GT(tile.near, 10000) << to_string(kType);
+      if (cuda::packed::Block<kType>::kTwoWays) {
+        EXPECT_GT(tile.near, 10000) << to_string(kType);
+      }
     });
 }
 

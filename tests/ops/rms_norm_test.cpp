@@ -57,6 +57,24 @@ TEST(OpsRmsNorm, TheSameBitsForAnyNumberOfThreads) {
   }
 }
 
+TEST(OpsRmsNorm, SumsElsewhereAndRoundedGradients) {
+  Context ctx(2);
+  const Index t = 9, d = 33;
+  const Tensor x = random_tensor(DType::kF32, {t, d}, 1), y = random_tensor(DType::kBF16, {t, d}, 2);
+  const Tensor w = random_tensor(DType::kF32, {d}, 3);
+  Tensor in_place = x.clone(), sum(DType::kF32, {t, d}), a(DType::kBF16, {t, d}), b(DType::kBF16, {t, d});
+  const Tensor before = x.clone();
+  ops::add_rms_norm(ctx, y, in_place, w, kEps, in_place, a);
+  ops::add_rms_norm(ctx, y, x, w, kEps, sum, b);
+  EXPECT_TRUE(test::same_bits(x, before));
+  EXPECT_TRUE(test::same_bits(sum, in_place));
+  EXPECT_TRUE(test::same_bits(a, b));
+  Tensor dx = random_tensor(DType::kF32, {t, d}, 4), dw = Tensor::zeros(DType::kF32, {d}), rounded(DType::kBF16, {t, d});
+  ops::rms_norm_backward(ctx, y, x, w, kEps, dx, dw, &rounded);
+  EXPECT_TRUE(test::same_bits(rounded, dx.to(DType::kBF16)));
+  EXPECT_THROW(ops::rms_norm_backward(ctx, y, x, w, kEps, dx, dw, &sum), Error);
+}
+
 TEST(OpsRmsNorm, ATokenDoesNotDependOnTheOthers) {
   Context ctx(2);
   const Tensor x = random_tensor(DType::kF32, {60, 33}, 1), w = random_tensor(DType::kF32, {33}, 2);

@@ -70,7 +70,8 @@ TEST(RepoReadme, CommandsPrintWhatItShows) {
 }
 
 TEST(RepoReadme, ExamplesAreTheCompiledOnes) {
-  const std::vector<std::string> files = {"generate_text.cpp", "fine_tune.cpp", "moe_layer.cpp", "moe_layer_cuda.cpp"};
+  const std::vector<std::string> files = {"generate_text.cpp", "many_texts.cpp", "fine_tune.cpp", "moe_layer.cpp",
+                                          "moe_layer_cuda.cpp"};
   std::size_t found = 0;
   for (const Fence& fence : parse_markdown(readme()).fences) {
     if (fence.language != "cpp") continue;

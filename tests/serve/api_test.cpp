@@ -72,6 +72,30 @@ TEST(Api, AnswersWholeAndAsAStream) {
   }
 }
 
+// The first event of a choice is made in another way than those that follow.
+TEST(Api, EventsOfAStreamDifferInTheirTextAlone) {
+  Served s({}, {}, {}, test::chat_tokenizer("\"\\/A\n"));
+  for (const bool is_chat : {true, false}) {
+    json body = is_chat ? chat("ACD") : completion("ACD");
+    body["stream"] = true, body["n"] = 2, body["logit_bias"] = {{"0", 100}, {"2", 100}};
+    const std::vector<std::string> events = s.post(is_chat ? "/v1/chat/completions" : "/v1/completions", body).events();
+    ASSERT_GT(events.size(), 8u);
+    std::map<int, std::vector<std::string>> parts;
+    for (std::size_t i = 0; i + 1 < events.size(); ++i) {
+      auto event = nlohmann::ordered_json::parse(events[i]);
+      EXPECT_EQ(event.dump(), events[i]) << "as JSON is written";
+      auto& choice = event["choices"][0];
+      if (!choice["finish_reason"].is_null()) continue;
+      (is_chat ? choice["delta"]["content"] : choice["text"]) = "";
+      if (is_chat) choice["delta"].erase("role");
+      parts[choice["index"]].push_back(event.dump());
+    }
+    ASSERT_EQ(parts.size(), 2u);
+    for (const auto& [index, all] : parts)
+      for (const std::string& part : all) EXPECT_EQ(part, all[0]) << index;
+  }
+}
+
 TEST(Api, ChoicesStopsAndPromptsInOneRequest) {
   Served s;
   json body = completion("ABC");
@@ -92,6 +116,39 @@ TEST(Api, ChoicesStopsAndPromptsInOneRequest) {
   EXPECT_EQ(s.post("/v1/completions", body).json()["choices"][0]["text"], one[0]["text"]) << "token ids";
 }
 
+TEST(Api, ChoicesShareTheirPrompt) {
+  for (const int length : {5, 300}) {
+    Served s;
+    json body = completion("A", 8);
+    body["prompt"] = std::string(static_cast<std::size_t>(length), 'C');
+    body["n"] = 4;
+    const json answer = s.post("/v1/completions", body).json();
+    EXPECT_TRUE(s.metric_becomes("requests_running", 0));
+    const double computed = s.metric("prompt_tokens_total") - s.metric("cached_tokens_total");
+    EXPECT_EQ(computed, length + 3) << "once, and each its last token";
+    EXPECT_EQ(s.metric("step_tokens_total"), computed + 4 * 7);
+    EXPECT_EQ(answer["usage"]["prompt_tokens"], length);
+    for (int i = 0; i < 4; ++i) {
+      Served alone({}, {.no_prefix_cache = true});
+      body["n"] = 1, body["seed"] = 3 + i;
+      EXPECT_EQ(alone.post("/v1/completions", body).json()["choices"][0]["text"],
+                answer["choices"][static_cast<std::size_t>(i)]["text"]);
+    }
+  }
+  // A pool in which they do not all fit, and one without a cache, give the same.
+  json body = completion("A", 300);
+  body["n"] = 5;
+  std::vector<json> texts;
+  for (const EngineOptions& o :
+       {EngineOptions{}, EngineOptions{.cache_tokens = 768}, EngineOptions{.no_prefix_cache = true}}) {
+    Served s({}, o);
+    texts.push_back(json::array());
+    const json choices = s.post("/v1/completions", body).json()["choices"];
+    for (const json& c : choices) texts.back().push_back(c["text"]);
+    EXPECT_EQ(texts.back(), texts[0]);
+  }
+}
+
 TEST(Api, LogprobsAndEcho) {
   Served s;
   json body = chat("HI", 4);
@@ -110,6 +167,20 @@ TEST(Api, LogprobsAndEcho) {
   EXPECT_TRUE(choice["logprobs"]["token_logprobs"][0].is_null());
   EXPECT_LT(choice["logprobs"]["token_logprobs"][1], 0.0);
   EXPECT_EQ(choice["logprobs"]["text_offset"][7], 7);
+}
+
+TEST(Api, OffsetsOfTokensAreCharactersOfTheText) {
+  TokenizerParts parts;
+  parts.vocab = {"A", "\u00c3", "\u00a9", "<s>"};  // the two bytes of an e with an accent are a token each
+  parts.added_tokens = {{.id = 3, .content = "<s>", .special = true}};
+  parts.pre_tokenizer = pre_tokenizer_json("gpt-2");
+  const std::optional<Tokenizer> tokenizer = Tokenizer::from_parts(parts);
+  std::vector<infer::TokenLogprobs> tokens;
+  for (const int id : {3, 0, 1, 2, 0}) tokens.push_back({.token = {id, -1}, .top = {}});
+  std::size_t offset = 0;
+  const auto all = serve::text_logprobs(tokens, tokenizer, true, offset);
+  EXPECT_EQ(all["text_offset"], (std::vector{0, 0, 1, 2, 2})) << "of A\u00e9A, which has no <s>";
+  EXPECT_EQ(offset, 3u) << "where the next part of a stream begins";
 }
 
 TEST(Api, RoutingAndOverridesOfOneRequest) {
@@ -171,6 +242,25 @@ TEST(Api, TheOtherPaths) {
   EXPECT_EQ(s.client().ask("OPTIONS", "/v1/completions").status, 405) << "CORS is off";
 }
 
+TEST(Api, OneModelByItsName) {
+  Served s;
+  EXPECT_EQ(s.get("/v1/models/small").json(), s.get("/v1/models").json()["data"][0]);
+  EXPECT_EQ(s.get("/v1/models/sm%61ll").status, 200);
+  expect_refused(s.get("/v1/models/sm%6"), 404, "model", "'sm%6'");
+  expect_refused(s.get("/v1/models/"), 404, "model", "this server has 'small'");
+  Served locked({}, {}, "secret");
+  EXPECT_EQ(locked.get("/v1/models/small").status, 401);
+}
+
+TEST(Api, AMethodThatIsNotForAPathSaysWhichIs) {
+  Served s;
+  EXPECT_EQ(s.client().ask("DELETE", "/v1/models").headers.at("allow"), "GET, HEAD");
+  EXPECT_EQ(s.client().ask("PUT", "/").headers.at("allow"), "GET, HEAD");
+  const HttpAnswer answer = s.get("/v1/completions");
+  EXPECT_EQ(answer.status, 405);
+  EXPECT_EQ(answer.headers.at("allow"), "POST");
+}
+
 TEST(Api, MistakesAreNamed) {
   Served s({}, {.context = 20});
   const auto refused = [&](const json& change, int status, const std::string& param, const std::string& words) {
@@ -199,7 +289,7 @@ TEST(Api, MistakesAreNamed) {
           "not");
   refused({{"grammar", "root ::= x"}}, 400, "grammar", "x");
   refused({{"grammar", "root ::= \"A\""}, {"json_schema", {{"type", "null"}}}}, 400, "json_schema", "exclude each other");
-  refused({{"tools", json::array({json::object()})}}, 400, "tools", "not supported yet");
+  refused({{"tools", json::array({json::object()})}}, 400, "tools", "/v1/chat/completions");
   refused({{"stream_options", json::object()}}, 400, "stream_options", "stream");
   refused({{"best_of", 3}}, 400, "best_of", "best_of");
   expect_refused(s.post("/v1/chat/completions", json::object()), 400, "messages", "messages");

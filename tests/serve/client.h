@@ -49,6 +49,7 @@ class Client {
   Client(Client&& other) noexcept : socket_(std::exchange(other.socket_, -1)), read_(std::move(other.read_)) {}
 
   bool connected() const { return socket_ >= 0; }
+  int descriptor() const { return socket_; }
   void close() {
     if (socket_ >= 0) ::close(std::exchange(socket_, -1));
   }
@@ -62,17 +63,17 @@ class Client {
   }
   static std::string request(const std::string& method, const std::string& path, const std::string& body = {},
                              const std::string& headers = {}) {
-    return method + " " + path + " HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(body.size()) + "\r\n" +
+    return method + " " + path + " HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: " + std::to_string(body.size()) + "\r\n" +
            headers + "\r\n" + body;
   }
   HttpAnswer ask(const std::string& method, const std::string& path, const std::string& body = {},
                  const std::string& headers = {}) {
     send(request(method, path, body, headers));
-    return read();
+    return read(method == "HEAD");
   }
   HttpAnswer post(const std::string& path, const nlohmann::json& body) { return ask("POST", path, body.dump()); }
 
-  HttpAnswer read() {
+  HttpAnswer read(bool without_body = false) {
     HttpAnswer out;
     const std::string head = take_until("\r\n\r\n");
     if (head.size() < 12) return out;
@@ -84,7 +85,7 @@ class Client {
       if (colon < end) out.headers[name] = head.substr(colon + 2, end - colon - 2);
       at = end + 2;
     }
-    if (out.status == 100) return out;
+    if (without_body || out.status == 100 || out.status == 204 || out.status == 304) return out;
     if (out.headers.contains("content-length")) {
       out.body = take(std::stoul(out.headers["content-length"]));
     } else if (out.headers.contains("transfer-encoding")) {
@@ -111,6 +112,10 @@ class Client {
     while (read_.size() < bytes && fill()) {
     }
     return read_;
+  }
+  bool has_answer() const {  // some of it
+    pollfd p{socket_, POLLIN, 0};
+    return !read_.empty() || ::poll(&p, 1, 0) > 0;
   }
   bool closed_by_server(int milliseconds) {
     pollfd p{socket_, POLLIN, 0};

@@ -61,6 +61,48 @@ TEST(Http, WhatIsNoRequestIsRefused) {
   EXPECT_EQ(s.get("/health").status, 200);
 }
 
+TEST(Http, BodiesThatWouldBeReadAsSomethingElseAreRefused) {
+  Served s;
+  const std::string body = R"({"content":"A"})", chunked = "f\r\n" + body + "\r\n0\r\n\r\n";
+  const auto answer_to = [&](const std::string& lines, const std::string& rest) {
+    Client c = s.client();
+    c.send("POST /tokenize HTTP/1.1\r\n" + lines + "\r\n" + rest);
+    HttpAnswer out = c.read();
+    if (out.status != 200) EXPECT_TRUE(c.closed_by_server(5000)) << "what follows is no request";
+    EXPECT_EQ(c.read().status, 0) << "one reply";
+    return out;
+  };
+  const HttpAnswer zipped = answer_to("Content-Encoding: gzip\r\nContent-Length: 15\r\n", body);
+  EXPECT_EQ(zipped.status, 415);
+  EXPECT_NE(zipped.body.find("'gzip'"), std::string::npos) << zipped.body;
+  for (const char* encoding : {"foo", "gzip, chunked", "chunked, foo", "identity"})
+    EXPECT_EQ(answer_to("Transfer-Encoding: " + std::string(encoding) + "\r\n", chunked).status, 501) << encoding;
+  Client good = s.client();
+  good.send("POST /tokenize HTTP/1.1\r\nContent-Encoding: identity\r\nTransfer-Encoding: Chunked\r\n\r\n" + chunked);
+  EXPECT_EQ(good.read().status, 200);
+}
+
+TEST(Http, AClientThatSendsTooMuchGetsToReadWhy) {
+  Served s({.body_bytes = 2000});
+  Client c = s.client();
+  ASSERT_TRUE(c.send(Client::request("POST", "/tokenize", std::string(20 << 20, 'x')))) << "all of it, before it reads";
+  EXPECT_EQ(c.read().status, 413);
+  EXPECT_TRUE(c.closed_by_server(10'000));
+}
+
+TEST(Http, AnAddressAsTarget) {
+  Served s;
+  const auto status = [&](const std::string& target, const std::string& host) {
+    Client c = s.client();
+    c.send("GET " + target + " HTTP/1.1\r\nHost: " + host + "\r\n\r\n");
+    return c.read().status;
+  };
+  EXPECT_EQ(status("http://localhost:80/health?x=1", "localhost"), 200);
+  EXPECT_EQ(status("http://localhost", "localhost"), 200) << "the page";
+  EXPECT_EQ(status("http://evil.example/health", "localhost"), 403) << "the address counts, not the header";
+  EXPECT_EQ(status("ftp://localhost/health", "localhost"), 404);
+}
+
 TEST(Http, ExpectContinue) {
   Served s;
   Client c = s.client();

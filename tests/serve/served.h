@@ -20,6 +20,24 @@ inline Tokenizer chat_tokenizer(std::string characters = {}) {
   return Tokenizer::from_parts(parts);
 }
 
+// Shows no more of a message than its length: the small model has few letters.
+inline constexpr const char* kLengthTemplate = "{% for m in messages %}{{ m['content'] | length }}{% endfor %}";
+
+// What JSON and calls of functions need, in words of few letters; the second token ends a text.
+inline Tokenizer with_template(const std::string& text, const std::vector<std::string>& special = {}) {
+  TokenizerParts parts;
+  for (const char* token : {"{", "B", "}", "\"", ":", ",", "<", ">", "/", "_"}) parts.vocab.emplace_back(token);
+  for (const char c : std::string("0123456789-tolcanmergusdfpjk`")) parts.vocab.emplace_back(1, c);
+  for (const std::string& token : special) {
+    parts.added_tokens.push_back({.id = static_cast<std::int32_t>(parts.vocab.size()), .content = token, .special = true});
+    parts.vocab.emplace_back(token);
+  }
+  while (parts.vocab.size() < 50) parts.vocab.push_back(std::string(1, static_cast<char>('C' + parts.vocab.size() - 36)));
+  parts.pre_tokenizer = pre_tokenizer_json("gpt-2");
+  parts.chat_template = text;
+  return Tokenizer::from_parts(parts);
+}
+
 class Served {
  public:
   explicit Served(ServeOptions options = {}, EngineOptions engine = {}, const std::string& key = {},

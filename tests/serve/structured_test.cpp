@@ -1,6 +1,8 @@
 // Answers within a grammar or a JSON schema.
 #include <gtest/gtest.h>
 
+#include <chrono>
+
 #include "serve/served.h"
 
 namespace dsmoe {
@@ -86,6 +88,26 @@ TEST(Structured, AnyObject) {
   if (choice["finish_reason"] == "stop") {
     EXPECT_TRUE(json::accept(choice["text"].get<std::string>())) << choice;
   }
+}
+
+// Half a million states take a second or more to compile, on the worker's thread: others are answered meanwhile.
+TEST(Structured, ASlowGrammarHoldsUpNobody) {
+  Served s;
+  test::Client slow = s.client();
+  const json large = completion({{"grammar", "root ::= ([A-F]{0,400} [G-K]){1,500}"}, {"max_tokens", 2}});
+  const auto begin = std::chrono::steady_clock::now();
+  slow.send(test::Client::request("POST", "/v1/completions", large.dump()));
+  int answered = 0;
+  while (!slow.has_answer()) {
+    const auto asked = std::chrono::steady_clock::now();
+    ASSERT_EQ(s.post("/v1/completions", completion({{"max_tokens", 2}})).status, 200);
+    ++answered;
+    const auto whole = std::chrono::steady_clock::now() - begin;
+    if (std::chrono::steady_clock::now() - asked > whole / 2 && answered > 3) break;  // it waited for the grammar
+  }
+  const HttpAnswer last = slow.read();
+  EXPECT_TRUE(last.status == 200 || last.status == 400) << last.body;
+  EXPECT_GT(answered, 5) << "none of them waited for the grammar";
 }
 
 }  // namespace

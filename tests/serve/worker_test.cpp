@@ -5,6 +5,8 @@
 #include <future>
 #include <vector>
 
+#include "serve/mailbox.h"
+
 namespace dsmoe {
 namespace {
 
@@ -36,6 +38,22 @@ TEST(Worker, WhoAddsNeverWaitsAndTooManyAreRefused) {
     go.set_value();
   }
   EXPECT_FALSE(late);
+}
+
+TEST(Mailbox, WhatWasAddedIsPostedInOneGoAndInOrder) {
+  serve::Mailbox mailbox;
+  std::vector<int> ran;
+  std::vector<std::function<void()>> posted;
+  const auto post = [&](std::function<void()> call) { posted.push_back(std::move(call)); };
+  mailbox.send(post);
+  EXPECT_TRUE(posted.empty()) << "nobody is woken for nothing";
+  for (int i = 0; i < 3; ++i) mailbox.add([&ran, i] { ran.push_back(i); });
+  mailbox.send(post);
+  mailbox.send(post);
+  ASSERT_EQ(posted.size(), 1u);
+  EXPECT_TRUE(ran.empty());
+  posted[0]();
+  EXPECT_EQ(ran, (std::vector{0, 1, 2}));
 }
 
 }  // namespace

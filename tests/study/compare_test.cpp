@@ -39,6 +39,26 @@ TEST(Compare, ArchitecturesAreEqualInExperts) {
   EXPECT_TRUE(throws_error([&] { contenders(unshared, 2, 32); }, {"0 shared"}));
 }
 
+TEST(Compare, FurtherModels) {
+  const std::vector<Contender> all = contenders(base(), 0, 32, {"1+1/3", "3+1/13", "0+2/4x1.5", "densex2", "1+1/7"});
+  ASSERT_EQ(all.size(), 9u);
+  EXPECT_EQ(all[4].architecture, (Architecture{3, 1, 1, 16}));
+  EXPECT_EQ(all[5].architecture, (Architecture{13, 1, 3, 4}));
+  EXPECT_EQ(all[6].architecture, (Architecture{4, 2, 0, 24}));
+  EXPECT_EQ(all[7].config.intermediate_size, 64);
+  EXPECT_EQ(all[4].expert_parameters, all[0].expert_parameters);
+  EXPECT_EQ(all[4].active_expert_parameters, all[0].active_expert_parameters);
+  EXPECT_EQ(all[5].expert_parameters, all[0].expert_parameters);
+  EXPECT_EQ(2 * all[6].expert_parameters, 3 * all[0].expert_parameters);
+  EXPECT_EQ(all[7].expert_parameters, 2 * all[3].expert_parameters);
+  EXPECT_EQ(2 * all[8].active_expert_parameters, all[0].active_expert_parameters) << "half of the experts run";
+  EXPECT_EQ(all[6].key.find('/'), std::string::npos) << "it names a folder";
+  for (const char* text : {"", "1", "1+1", "1+1/", "1+1/3x", "1+1/3x0", "1+1/3y", "a+1/3", "-1+1/3", "0+5/4", "0+0/4",
+                           "densex", "densex1.01", "0+2/3", "dense 2", "0+2/4x1e9"})
+    EXPECT_TRUE(throws_error([&] { contenders(base(), 0, 32, {text}); }, {"also is '" + std::string(text) + "'"})) << text;
+  EXPECT_TRUE(throws_error([&] { contenders(base(), 0, 32, {"1+3/7"}); }, {"1+3/7", "which is (c)"}));
+}
+
 TEST(Compare, VerdictsAreHonest) {
   const Statistic s = Statistic::of({1, 2, 3});
   EXPECT_EQ(s.mean, 2);
@@ -60,6 +80,7 @@ TEST(Compare, GoesOnWhereItWasStopped) {
   CompareOptions o;
   o.base = base();
   o.seeds = 2;
+  o.also = {"1+1/3"};
   o.ablation_sequences = 2;
   o.train.steps = 4, o.train.batch_size = 2, o.train.seq_len = 32, o.train.eval_every = 2, o.train.eval_sequences = 2,
   o.train.save_every = 0, o.train.keep = 1;
@@ -73,13 +94,13 @@ TEST(Compare, GoesOnWhereItWasStopped) {
   hooks.stop = [&] { return steps == 5; };
   hooks.progress = [&](Index, const Contender&, std::uint64_t, Index, double) { ++steps; };
   EXPECT_FALSE(compare(ctx, o, tokenizer, folder / "stopped", hooks).has_value());
-  EXPECT_EQ(steps, 6) << "the step under way is finished";
+  EXPECT_EQ(steps, 5) << "no step begins after it";
   hooks.stop = {};
   const std::optional<Comparison> resumed = compare(ctx, o, tokenizer, folder / "stopped", hooks),
                                   whole = compare(ctx, o, tokenizer, folder / "whole");
   ASSERT_TRUE(resumed && whole);
-  ASSERT_EQ(whole->outcomes.size(), 8u);
-  for (std::size_t i = 0; i < 8; ++i) {
+  ASSERT_EQ(whole->outcomes.size(), 10u);
+  for (std::size_t i = 0; i < 10; ++i) {
     EXPECT_EQ(resumed->outcomes[i].loss, whole->outcomes[i].loss) << i;
     EXPECT_EQ(resumed->outcomes[i].curve, whole->outcomes[i].curve);
     EXPECT_EQ(whole->outcomes[i].curve.size(), 2u);
@@ -90,18 +111,19 @@ TEST(Compare, GoesOnWhereItWasStopped) {
   for (const auto& run : std::filesystem::directory_iterator(folder / "stopped/runs"))
     for (const char* name : {"checkpoint-1", "checkpoint-2", "checkpoint-3"})
       removed += notes.find("removed " + (run.path() / name).string() + ":") != std::string::npos;
-  EXPECT_GT(removed, 0) << "no checkpoint goes without a word; " << notes;
+  EXPECT_EQ(removed, 1) << "the one that was made when it was stopped, and not without a word; " << notes;
+  EXPECT_FALSE(std::filesystem::exists(folder / "whole/runs/dense-seed0/checkpoint-2")) << "only the last is kept";
   const Plot difference = curve_plots(*whole)[1];
-  ASSERT_EQ(difference.lines.size(), 4u);
-  for (std::size_t m = 0; m < 4; ++m) {
+  ASSERT_EQ(difference.lines.size(), 5u);
+  for (std::size_t m = 0; m < 5; ++m) {
     const std::vector<double> a = whole->losses(0), b = whole->losses(m);
     EXPECT_NEAR(difference.lines[m].points.back().y, (b[0] - a[0] + b[1] - a[1]) / 2, 1e-12) << m;
     EXPECT_EQ(difference.lines[m].points.size(), 2u);
   }
   const auto j = comparison_json(*whole, {{"name", "x"}});
-  EXPECT_EQ(j["models"].size(), 4u);
+  EXPECT_EQ(j["models"].size(), 5u);
   EXPECT_EQ(j["models"][2]["losses"].size(), 2u);
-  EXPECT_EQ(j["verdicts"].size(), 5u);
+  EXPECT_EQ(j["verdicts"].size(), 6u) << "the fifth model against (c)";
   EXPECT_FALSE(j["domains"].empty());
   EXPECT_NE(html_report(ReportKind::kCompare, "t", j).find("svg"), std::string::npos);
 

@@ -161,12 +161,36 @@ TEST(ChatTemplate, LoopsAndScopes) {
             "oldnewoldnewold");
 }
 
+TEST(ChatTemplate, JsonOfTools) {
+  const auto with = [](std::string_view text, const std::string& tools) {
+    return ChatTemplate(text).render(Messages{{"user", "u"}}, {.tools = tools}).text;
+  };
+  const std::string tools = R"([{"z": 1, "a": [1.0, -0.5, 1e-05, 1e16, 123456789012.25], "é": null, "e": {}, "l": []}])";
+  EXPECT_EQ(with("{{ tools | tojson }}", tools),
+            R"([{"z": 1, "a": [1.0, -0.5, 1e-05, 1e+16, 123456789012.25], "é": null, "e": {}, "l": []}])")
+      << "as Python writes it";
+  EXPECT_EQ(with("{{ tools | tojson(indent=2) }}", R"([{"a": {"b": [1, 2]}, "e": {}}])"),
+            "[\n  {\n    \"a\": {\n      \"b\": [\n        1,\n        2\n      ]\n    },\n    \"e\": {}\n  }\n]");
+  EXPECT_EQ(with("{{ tools[0].a == 1 }}{{ tools[0].a is float }}{{ tools[0].a }}", R"([{"a": 1.0}])"), "TrueTrue1.0");
+  EXPECT_EQ(with("{{ tools is none }}", ""), "True");
+  EXPECT_EQ(with("{% for m in messages | selectattr('role', 'equalto', 'user') %}{{ m.content }}{% endfor %}"
+                 "{{ messages | rejectattr('role', 'ne', 'user') | list | length }}{{ messages | selectattr('x') | list | "
+                 "length }}"
+                 "{{ messages | selectattr('x', 'undefined') | list | length }}",
+                 ""),
+            "u101");
+  EXPECT_EQ(with("{% if strftime_now is defined %}{{ strftime_now('%d') }}{% else %}26 Jul{% endif %}", ""), "26 Jul");
+  EXPECT_TRUE(throws_error([&] { with("{{ strftime_now('%d') }}", ""); }, {"strftime_now", "not supported"}));
+  EXPECT_TRUE(throws_error([&] { with("{{ tools }}", "{\"a\":"); }, {"tools"}));
+  EXPECT_TRUE(throws_error([&] { with("{{ tools[0] + 1 }}", "[1.5]"); }, {"not supported"}));
+}
+
 TEST(ChatTemplate, RefusesWithNameAndPlace) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"{% macro f() %}{% endmacro %}", "line 1, column 1: the tag 'macro' is not supported"},
+      {"{% block f %}{% endblock %}", "line 1, column 1: the tag 'block' is not supported"},
       {"\n {{ x|groupby('a') }}", "line 2, column 6: the filter 'groupby' is not supported"},
       {"{{ x is divisibleby 3 }}", "the test 'divisibleby'"},
-      {"{{ strftime_now('%d') }}", "the function 'strftime_now'"},
+      {"{{ lipsum(3) }}", "the function 'lipsum'"},
       {"{{ x.format(1) }}", "the method 'format'"},
       {"{{ 1 / 2 }}", "the operator /"},
       {"{{ 1.5 }}", "a number other than an integer"},

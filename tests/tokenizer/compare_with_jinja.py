@@ -32,6 +32,7 @@ class Maker:
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
+        self.macros = False  # whether f and g are there to be called
 
     def pick(self, *choices):
         return self.rng.choice(choices)
@@ -49,7 +50,7 @@ class Maker:
         if depth <= 0 or self.rng.random() < 0.3:
             return self.pick("'a'", '"b\\n"', "'it\\'s'", "'\\u00e9x\\x41'", "''", "bos_token", "eos_token", "' Aa b '", "'x' 'y'",
                              "'\\d'", "messages[0].role|d('r')", "message.content", "message['role']", "ns.a", "x")
-        kind = self.rng.randrange(14)
+        kind = self.rng.randrange(16 if self.macros else 14)
         t = lambda: self.text(depth - 1)
         if kind < 2: return f"{t()} + {t()}"
         if kind < 4: return f"{t()} ~ {self.pick(self.text, self.number, self.truth)(depth - 1)}"
@@ -64,6 +65,7 @@ class Maker:
         if kind == 10: return f"{t()} if {self.truth(depth - 1)}"
         if kind == 11: return f"{self.items(depth - 1)}|join({t()})"
         if kind == 12: return f"{self.anything(depth - 1)}|tojson"
+        if kind >= 14: return self.pick(f"f({t()})", f"f({t()}, {t()})", f"g(b={t()}, a={self.anything(depth - 1)})", "g()", f"g({t()})|safe")
         return f"({t()})"
 
     def number(self, depth=2):
@@ -162,7 +164,13 @@ def main():
         # Every name has a value everywhere, so that most templates get to their end.
         head = "{% set x = 'X' %}{% set y = 2 %}{% set ns = namespace(a='A', b=3) %}{% set message = {'role': 'r', 'content': ' c '} %}"
         head += "{% set loop = {'first': true, 'last': false, 'index0': 0, 'index': 1, 'length': 1, 'revindex': 1, 'revindex0': 0} %}"
-        cases.append({"template": head + maker.block(3, False), "messages": maker.rng.choice(CONVERSATIONS), "bos_token": "<s>", "eos_token": "</s>",
+        if maker.rng.random() < 0.3:
+            head += "{% macro f(a, b='B') %}" + maker.block(1, False).replace("x", "a") + "{% endmacro %}"
+            head += "{%- macro g(a=1, b=a) %}" + maker.block(1, False) + "{{ b }}{%- endmacro %}"
+            maker.macros = True
+        template = head + maker.block(3, False)
+        maker.macros = False
+        cases.append({"template": template, "messages": maker.rng.choice(CONVERSATIONS), "bos_token": "<s>", "eos_token": "</s>",
                       "add_generation_prompt": maker.rng.random() < 0.5})
     lines = "".join(json.dumps(c) + "\n" for c in cases)
     done = subprocess.run([arguments.program], input=lines.encode(), stdout=subprocess.PIPE, check=True)

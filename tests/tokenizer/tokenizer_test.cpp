@@ -169,11 +169,50 @@ TEST(Tokenizer, SavesOverItsOwnFilesAlone) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), std::filesystem::directory_iterator()), 3);
 }
 
+TEST(Tokenizer, ComposesTextsIntoNfc) {
+  const Tokenizer nfc = small({{"normalizer", {{"type", "NFC"}}}}), plain = small();
+  const auto same = [&](std::string_view text, std::string_view composed) {
+    EXPECT_EQ(nfc.encode(text), plain.encode(composed)) << text;
+    EXPECT_EQ(nfc.encode(composed), plain.encode(composed)) << text;
+  };
+  same("", "");
+  same("plain ASCII, nothing else", "plain ASCII, nothing else");
+  same("e\u0301te\u0301", "\u00e9t\u00e9");
+  same("\u00e9", "\u00e9");
+  same("a\u0323\u0302b", "\u1eadb");  // in either order
+  same("a\u0302\u0323b", "\u1eadb");
+  same("q\u0307\u0323", "q\u0323\u0307");  // ordered, although nothing composes
+  same("\u1112\u1161\u11ab", "\ud55c");    // Hangul
+  same("\uac00\u11a8", "\uac01");
+  same("\u212b \u2126", "\u00c5 \u03a9");  // singletons
+  same("\u0958", "\u0915\u093c");          // excluded from composition
+  same("\ufb01 \u00b2", "\ufb01 \u00b2");  // NFC is not NFKC
+  same("\u304b\u3099", "\u304c");
+  same("\u4f60\u597d", "\u4f60\u597d");
+  same("x\u0301", "x\u0301");
+  EXPECT_EQ(nfc.encode("\xff"
+                       "e\u0301"),
+            plain.encode("\ufffd\u00e9"))
+      << "ill-formed bytes are replaced before";
+}
+
+// What a message wrote stays the message's: composing must not make a control token of it, nor lose a template's own.
+TEST(Tokenizer, ComposingKeepsWhoWroteIt) {
+  json file = added({{{"content", "<\u00e9>"}, {"special", true}, {"normalized", true}}});
+  file["normalizer"] = {{"type", "NFC"}};
+  const Tokenizer t = small(file);
+  const std::string text = "<e\u0301><e\u0301>";  // the first from a message
+  EXPECT_EQ(t.encode(text).size(), 2u);
+  const TextRange first[] = {{0, 5}};
+  const Ids ids = t.encode(text, {.plain = first});
+  EXPECT_EQ(ids, (bytes("<\u00e9>") + Ids{260}));
+}
+
 TEST(Tokenizer, RefusesByName) {
   const auto error = [](const char* patch) { return error_of([&] { small(json::parse(patch)); }); };
   EXPECT_EQ(error("{}"), "");
   for (const auto& [patch, words] : std::vector<std::pair<const char*, const char*>>{
-           {R"({"normalizer": {"type": "NFC"}})", "normalizer 'NFC'"},
+           {R"({"normalizer": {"type": "NFKC"}})", "normalizer 'NFKC'"},
            {R"({"normalizer": {"type": "Lowercase"}})", "normalizer 'Lowercase'"},
            {R"({"normalizer": 3})", "normalizer"},
            {R"({"pre_tokenizer": {"type": "Metaspace"}})", "pre_tokenizer 'Metaspace'"},

@@ -142,7 +142,7 @@ TEST(TrainLoop, StopsWhenAskedAndSaves) {
   Index steps = 0;
   RunHooks hooks;
   hooks.step = [&](const StepRecord&) { ++steps; };
-  hooks.stop = [&] { return steps >= 1; };  // known after the second step
+  hooks.stop = [&] { return steps >= 2; };  // step() is heard first
   const RunResult result = run_in(dir / "out", run_options(), 2, hooks);
   EXPECT_TRUE(result.stopped);
   EXPECT_EQ(RunFolder(dir / "out").last()->filename(), "checkpoint-2");

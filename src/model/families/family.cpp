@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "core/fail.h"
-#include "model/families/deepseek.h"
+#include "model/families/common.h"
 
 namespace dsmoe {
 
@@ -12,7 +12,9 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::list<Family> families = {deepseek_family()};  // those in it stay where they are
+  std::list<Family> families = {deepseek_family(),   qwen3_moe_family(), glm4_moe_family(),
+                                olmoe_family(),      mixtral_family(),   ernie4_5_moe_family(),
+                                minimax_m2_family(), dots1_family()};  // those in it stay where they are
 
   const Family* find(std::string_view model_type) const {
     for (const Family& family : families)
@@ -28,10 +30,34 @@ Registry& registry() {
 
 }  // namespace
 
+std::vector<std::string> Family::spellings(std::string_view role, Index layer, Index expert) const {
+  std::vector<std::string> all;
+  for (const std::span<const RoleName> table : {names, more_names})
+    for (const RoleName& n : table)
+      if (n.role == role)
+        all.push_back(fmt::format(fmt::runtime(n.name), fmt::arg("layer", layer), fmt::arg("expert", expert)));
+  return all;
+}
+
 std::string Family::name(std::string_view role, Index layer, Index expert) const {
-  for (const RoleName& n : names)
-    if (n.role == role) return fmt::format(fmt::runtime(n.name), fmt::arg("layer", layer), fmt::arg("expert", expert));
+  for (const std::span<const RoleName> table : {names, more_names})
+    for (const RoleName& n : table)
+      if (n.role == role) return fmt::format(fmt::runtime(n.name), fmt::arg("layer", layer), fmt::arg("expert", expert));
   fail(ErrorCode::kInternal, "internal error: model_type \"{}\" has no name for {}", model_type, role);
+}
+
+ModelConfig Family::default_config() const {
+  ModelConfig config = defaults ? defaults() : ModelConfig();
+  config.model_type = model_type;
+  return config;
+}
+
+std::vector<const Family*> all_families() {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  std::vector<const Family*> list;
+  for (const Family& family : all.families) list.push_back(&family);
+  return list;
 }
 
 const Family& family_of(std::string_view model_type) {

@@ -139,7 +139,7 @@ void experts_down_combine(Context& ctx, const Experts& w, const ExpertRows& rows
   dispatch(w.dtype(), [&]<class T>(T) {
     Tensor sums = y.dtype() == DType::kF32 ? y : Tensor(DType::kF32, y.shape());
     float* const sum = sums.data<float>();
-    T* const out = y.data<T>();
+    T* const out = sizeof(T) == 2 && y.dtype() == DType::kF32 ? nullptr : y.data<T>();  // null: the sums are the result
     by_model_columns<T>(
         ctx, rows, model, kMaxCols,
         [&](Index col, Index cols) {
@@ -161,7 +161,8 @@ void experts_down_combine(Context& ctx, const Experts& w, const ExpertRows& rows
         },
         [&](const KernelTable& kt, Index col, Index cols) {
           if constexpr (sizeof(T) == 2)
-            for (Index t = 0; t < rows.tokens; ++t) from_f32(kt, cols, sum + t * model + col, out + t * model + col);
+            for (Index t = 0; out != nullptr && t < rows.tokens; ++t)
+              from_f32(kt, cols, sum + t * model + col, out + t * model + col);
         });
   });
 }

@@ -1,5 +1,5 @@
-// AdamW on a GPU: one launch per tensor, each number on its own, in the CPU's arithmetic (cpu/kernels_impl.h). The sum of
-// squares is made of partial sums over a fixed number of neighbours, which are added up as a tree.
+// AdamW on a GPU: one launch for many tensors, each number on its own, in the CPU's arithmetic (cpu/kernels_impl.h). The
+// sum of squares is made of partial sums over a fixed number of neighbours, which are added up as a tree.
 #include <cmath>
 #include <vector>
 
@@ -17,23 +17,49 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr Index kPiece = Index{1} << 16;  // numbers of one partial sum
+constexpr int kMany = 64;                 // tensors of one launch: as many as fit its arguments
 
 struct Step {
-  float grad_scale, beta1, beta2, new1, new2, keep, rate, root_scale, epsilon;
+  float grad_scale, beta1, beta2, new1, new2, rate, root_scale, epsilon;
 };
 struct Numbers {
   float *weight, *gradient, *m, *v;
   bf16* stored;  // null: the weight itself is used
   Index count;
-  bool clear;
+  float keep;  // what decay leaves of the weight
+  bool wide;   // four neighbours at a time
 };
 
-__device__ void update(const Step& s, float gradient, float& m, float& v, float& w) {
+// Work on several tensors, whose blocks are numbered one after another.
+template <class T>
+struct Many {
+  T tensors[kMany];
+  unsigned first_block[kMany];
+  int count = 0;
+  unsigned blocks = 0;
+
+  void add(const T& tensor, Index tensor_blocks) {
+    tensors[count] = tensor;
+    first_block[count++] = blocks;
+    blocks += static_cast<unsigned>(tensor_blocks);
+  }
+  // The tensor that a block works on: the last whose first block is not after it.
+  __device__ int of(unsigned block) const {
+    int low = 0, high = count;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (first_block[middle] <= block ? low : high) = middle;
+    }
+    return low;
+  }
+};
+
+__device__ void update(const Step& s, float keep, float gradient, float& m, float& v, float& w) {
   const float g = __fmul_rn(s.grad_scale, gradient);
   m = __fmaf_rn(s.beta1, m, __fmul_rn(s.new1, g));
   v = __fmaf_rn(s.beta2, v, __fmul_rn(s.new2, __fmul_rn(g, g)));
   const float step = __fdiv_rn(m, __fmaf_rn(s.root_scale, __fsqrt_rn(v), s.epsilon));
-  w = __fmaf_rn(-s.rate, step, __fmul_rn(s.keep, w));
+  w = __fmaf_rn(-s.rate, step, __fmul_rn(keep, w));
 }
 
 // Read once and written once: nothing of it is worth a place in the cache.
@@ -55,17 +81,14 @@ __device__ void stream_out(const gpu::Pack<float, kVector>& pack, float* to) {
 }
 
 template <int kVector>
-__global__ void __launch_bounds__(kThreads)
-    adamw_kernel(const __grid_constant__ Step s, const __grid_constant__ Numbers n) {
-  gpu::ptx::wait_for_previous_kernel();
-  gpu::ptx::let_next_kernel_start();
-  const Index at = (static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x) * kVector;
+__device__ void update_some(const Step& s, const Numbers& n, unsigned block, bool clear) {
+  const Index at = (static_cast<Index>(block) * kThreads + threadIdx.x) * kVector;
   if (at >= n.count) return;
   const auto g = stream_in<kVector>(n.gradient + at);
   auto m = stream_in<kVector>(n.m + at), v = stream_in<kVector>(n.v + at), w = stream_in<kVector>(n.weight + at);
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) update(s, g.v[i], m.v[i], v.v[i], w.v[i]);
-  if (n.clear) stream_out<kVector>({}, n.gradient + at);
+  for (int i = 0; i < kVector; ++i) update(s, n.keep, g.v[i], m.v[i], v.v[i], w.v[i]);
+  if (clear) stream_out<kVector>({}, n.gradient + at);
   stream_out<kVector>(m, n.m + at);
   stream_out<kVector>(v, n.v + at);
   stream_out<kVector>(w, n.weight + at);
@@ -74,6 +97,18 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kVector; ++i) gpu::from_float(w.v[i], rounded.v[i]);
   gpu::store(rounded, n.stored + at);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    adamw_kernel(const __grid_constant__ Step s, const __grid_constant__ Many<Numbers> all, bool clear) {
+  gpu::ptx::wait_for_previous_kernel();
+  gpu::ptx::let_next_kernel_start();
+  const int i = all.of(blockIdx.x);
+  const unsigned block = blockIdx.x - all.first_block[i];
+  if (all.tensors[i].wide)
+    update_some<4>(s, all.tensors[i], block, clear);
+  else
+    update_some<1>(s, all.tensors[i], block, clear);
 }
 
 // The same value in every thread: a tree over the lanes, then the warps in order.
@@ -89,10 +124,17 @@ __device__ double block_sum(double value) {
 }
 
 // Four neighbours are added up in f32 where the tensor is aligned for it, and else too, so that both give the same bits.
-__global__ void __launch_bounds__(kThreads) squares_kernel(const float* x, Index count, bool aligned, double* partial) {
+struct Squares {
+  const float* x;
+  Index count;
+  bool aligned;
+};
+__global__ void __launch_bounds__(kThreads) squares_kernel(const __grid_constant__ Many<Squares> all, double* partial) {
   gpu::ptx::wait_for_previous_kernel();
   gpu::ptx::let_next_kernel_start();
-  const Index begin = blockIdx.x * kPiece, end = min(begin + kPiece, count);
+  const int tensor = all.of(blockIdx.x);
+  const auto [x, count, aligned] = all.tensors[tensor];
+  const Index begin = (blockIdx.x - all.first_block[tensor]) * kPiece, end = min(begin + kPiece, count);
   double sum = 0;
   for (Index i = begin + threadIdx.x * 4; i < end; i += kThreads * 4) {
     gpu::Pack<float, 4> four{};
@@ -135,40 +177,52 @@ void adamw(Context& ctx, std::span<AdamTensor> tensors, const AdamOptions& o) {
          .beta2 = beta2,
          .new1 = 1 - beta1,
          .new2 = 1 - beta2,
-         .keep = 1,
          .rate = static_cast<float>(o.rate / (1 - std::pow(o.beta1, static_cast<double>(o.step)))),
          .root_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(o.beta2, static_cast<double>(o.step)))),
          .epsilon = static_cast<float>(o.epsilon)};
+  Many<Numbers> some;
+  const auto flush = [&] {
+    if (some.blocks > 0) gpu::launch(adamw_kernel, some.blocks, kThreads, 0, ctx.stream(), s, some, o.clear);
+    some = {};
+  };
   for (AdamTensor& t : tensors) {
-    const Numbers n{floats(t.weight),
-                    floats(t.gradient),
-                    floats(t.m),
-                    floats(t.v),
-                    t.stored.numel() > 0 ? static_cast<bf16*>(t.stored.raw_mutable()) : nullptr,
-                    t.weight.numel(),
-                    o.clear};
+    Numbers n{floats(t.weight),
+              floats(t.gradient),
+              floats(t.m),
+              floats(t.v),
+              t.stored.numel() > 0 ? static_cast<bf16*>(t.stored.raw_mutable()) : nullptr,
+              t.weight.numel(),
+              t.decay ? static_cast<float>(1 - o.rate * o.weight_decay) : 1,
+              false};
     if (n.count == 0) continue;
-    s.keep = t.decay ? static_cast<float>(1 - o.rate * o.weight_decay) : 1;
-    const bool wide = n.count % 4 == 0 && aligned({n.weight, n.gradient, n.m, n.v}) &&
-                      reinterpret_cast<std::uintptr_t>(n.stored) % 8 == 0;
-    const Index per_block = kThreads * (wide ? 4 : 1);
-    gpu::launch(wide ? adamw_kernel<4> : adamw_kernel<1>, static_cast<unsigned>((n.count + per_block - 1) / per_block),
-                kThreads, 0, ctx.stream(), s, n);
+    n.wide = n.count % 4 == 0 && aligned({n.weight, n.gradient, n.m, n.v}) &&
+             reinterpret_cast<std::uintptr_t>(n.stored) % 8 == 0;
+    const Index per_block = kThreads * (n.wide ? 4 : 1);
+    some.add(n, (n.count + per_block - 1) / per_block);
+    if (some.count == kMany) flush();
   }
+  flush();
 }
 
 void gradient_square(Context& ctx, std::span<const AdamTensor> tensors, Tensor& sum) {
-  std::vector<Index> first{0};
-  for (const AdamTensor& t : tensors) first.push_back(first.back() + (t.gradient.numel() + kPiece - 1) / kPiece);
-  Tensor partial = ctx.empty(DType::kF64, {first.back()});
+  Index pieces = 0, done = 0;
+  for (const AdamTensor& t : tensors) pieces += (t.gradient.numel() + kPiece - 1) / kPiece;
+  Tensor partial = ctx.empty(DType::kF64, {pieces});
   auto* const sums = static_cast<double*>(partial.raw_mutable());
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const Tensor& g = tensors[i].gradient;
+  Many<Squares> some;
+  const auto flush = [&] {
+    if (some.blocks > 0) gpu::launch(squares_kernel, some.blocks, kThreads, 0, ctx.stream(), some, sums + done);
+    done += some.blocks;
+    some = {};
+  };
+  for (const AdamTensor& t : tensors) {
+    const Tensor& g = t.gradient;
     if (g.numel() == 0) continue;
-    gpu::launch(squares_kernel, static_cast<unsigned>(first[i + 1] - first[i]), kThreads, 0, ctx.stream(),
-                static_cast<const float*>(g.raw()), g.numel(), aligned({g.raw()}), sums + first[i]);
+    some.add({static_cast<const float*>(g.raw()), g.numel(), aligned({g.raw()})}, (g.numel() + kPiece - 1) / kPiece);
+    if (some.count == kMany) flush();
   }
-  gpu::launch(sum_kernel, 1, kThreads, 0, ctx.stream(), sums, first.back(), static_cast<double*>(sum.raw_mutable()));
+  flush();
+  gpu::launch(sum_kernel, 1, kThreads, 0, ctx.stream(), sums, pieces, static_cast<double*>(sum.raw_mutable()));
 }
 
 }  // namespace dsmoe::ops::cuda

@@ -115,10 +115,11 @@ __global__ void __launch_bounds__(kThreads)
     x[i] = there ? to_float(own.first[own_at + r * stride + d]) : 0.0f;
     y[i] = there ? to_float(own.second[own_at + r * stride + d]) : 0.0f;
   }
+  float *const slopes = static_cast<float*>(kKeys ? args.dk : args.dq), *const values = static_cast<float*>(args.dv);
   for (int r = 0; r < rows; ++r)
     for (int d = threadIdx.x; d < dim; d += kThreads) {
-      (kKeys ? args.dk : args.dq)[own_at + r * stride + d] = 0;
-      if (kKeys) args.dv[own_at + r * stride + d] = 0;
+      slopes[own_at + r * stride + d] = 0;
+      if (kKeys) values[own_at + r * stride + d] = 0;
     }
   __syncthreads();
 
@@ -146,9 +147,8 @@ __global__ void __launch_bounds__(kThreads)
       }
       __syncthreads();
       for (int d = threadIdx.x; d < dim; d += kThreads) {
-        add_rows(ds, other.first + other_at + d, other_stride, count, (kKeys ? args.dk : args.dq) + own_at + d, stride,
-                 rows);
-        if (kKeys) add_rows(p, other.second + other_at + d, other_stride, count, args.dv + own_at + d, stride, rows);
+        add_rows(ds, other.first + other_at + d, other_stride, count, slopes + own_at + d, stride, rows);
+        if (kKeys) add_rows(p, other.second + other_at + d, other_stride, count, values + own_at + d, stride, rows);
       }
       __syncthreads();
     }

@@ -22,9 +22,50 @@ constexpr int kWarpKeys = kTile / kWarps;  // of the scores; a warp has as many 
 enum class Merge { kLater, kLast, kCluster };
 constexpr int kClusterTiles = 8;
 
-template <int kDim>
-struct alignas(128) Shared {
+// A tile of keys and one of values. Those of a cache of q8_0 arrive as they are and are unpacked one after the other into
+// the same memory, so that as many blocks fit a multiprocessor as with bf16.
+template <int kDim, class C>
+struct alignas(128) Tiles {
   bf16 keys[kTile * kDim], values[kTile * kDim];
+
+  __device__ __forceinline__ void load(const AttentionArgs& args, bool of_keys, std::size_t row, int head, int rows,
+                                       int begin, int end) {
+    const std::size_t stride = static_cast<std::size_t>(args.kv_heads) * kDim;
+    load_rows<kDim, kThreads>(ptx::smem_address(of_keys ? keys : values),
+                              static_cast<const bf16*>(of_keys ? args.k : args.v) + row * stride + head * kDim, stride,
+                              rows, begin, end);
+  }
+  // All threads, when their copies have arrived.
+  __device__ __forceinline__ std::uint32_t ready(bool of_keys) {
+    __syncthreads();
+    return ptx::smem_address(of_keys ? keys : values);
+  }
+};
+
+template <int kDim>
+struct alignas(128) Tiles<kDim, BlockQ8_0> {
+  bf16 numbers[kTile * kDim];
+  alignas(16) unsigned char keys[kTile * kQ8Bytes<kDim>], values[kTile * kQ8Bytes<kDim>];
+
+  __device__ __forceinline__ void load(const AttentionArgs& args, bool of_keys, std::size_t row, int head, int rows,
+                                       int begin, int end) {
+    const std::size_t stride = static_cast<std::size_t>(args.kv_heads) * kQ8Bytes<kDim>;
+    load_blocks<kDim, kThreads>(
+        ptx::smem_address(of_keys ? keys : values),
+        static_cast<const unsigned char*>(of_keys ? args.k : args.v) + row * stride + head * kQ8Bytes<kDim>, stride, rows,
+        begin, end);
+  }
+  __device__ __forceinline__ std::uint32_t ready(bool of_keys) {
+    __syncthreads();  // the blocks are there, and nobody reads the tile before
+    unpack_tile<kDim, kThreads>(numbers, of_keys ? keys : values);
+    __syncthreads();
+    return ptx::smem_address(numbers);
+  }
+};
+
+template <int kDim, class C>
+struct alignas(128) Shared {
+  Tiles<kDim, C> tiles;
   uint4 weights[kSteps][32];  // operand A of the product with the values, by lanes
   float largest[kWarps][16];
 };
@@ -102,16 +143,16 @@ __device__ __forceinline__ bool comes_last(std::uint32_t* done, std::uint32_t bl
   return last;
 }
 
-template <int kDim, Merge kMerge>
+template <int kDim, class C, Merge kMerge>
 constexpr int shared_bytes() {
-  return sizeof(Shared<kDim>) + (kMerge == Merge::kCluster ? sizeof(NearPartials<kDim>) : 0);
+  return sizeof(Shared<kDim, C>) + (kMerge == Merge::kCluster ? sizeof(NearPartials<kDim>) : 0);
 }
 
-template <int kDim, Merge kMerge>
+template <int kDim, class C, Merge kMerge>
 __global__ void __launch_bounds__(kThreads, 3)
     decode_kernel(const __grid_constant__ AttentionArgs args, const AttentionPartial partial) {
   extern __shared__ __align__(128) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<kDim>*>(memory);
+  auto& shared = *reinterpret_cast<Shared<kDim, C>*>(memory);
   ptx::let_next_kernel_start();
   // Before the kernel ahead has ended: the tables, which were there before the pass, and the keys and values of earlier
   // passes. Those of this pass' tokens it may still be writing.
@@ -127,19 +168,18 @@ __global__ void __launch_bounds__(kThreads, 3)
   if (first >= queries) return;
 
   {
-    const std::size_t stride = static_cast<std::size_t>(args.kv_heads) * kDim;
-    const std::size_t from = cache_row(work.tiles + slice.first_tile, item.tile) * stride + kv_head * kDim;
+    const std::size_t from = cache_row(work.tiles + slice.first_tile, item.tile);
     const int before = slice.first_position - item.tile * kTile, rows = before + slice.rows;
-    const auto load = [&](bf16* to, const void* cache, int begin, int end) {
-      load_rows<kDim, kThreads>(ptx::smem_address(to), static_cast<const bf16*>(cache) + from, stride, rows, begin, end);
+    const auto load = [&](bool keys, int begin, int end) {
+      shared.tiles.load(args, keys, from, kv_head, rows, begin, end);
     };
-    load(shared.keys, args.k, 0, before);
-    load(shared.values, args.v, 0, before);
+    load(true, 0, before);
+    load(false, 0, before);
     if constexpr (kMerge == Merge::kCluster) ptx::cluster_sync();  // all blocks are there, and can be written to
     ptx::wait_for_previous_kernel();
-    load(shared.keys, args.k, max(before, 0), kTile);
+    load(true, max(before, 0), kTile);
     ptx::cp_async_commit();
-    load(shared.values, args.v, max(before, 0), kTile);
+    load(false, max(before, 0), kTile);
     ptx::cp_async_commit();
   }
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
@@ -156,11 +196,11 @@ __global__ void __launch_bounds__(kThreads, 3)
                            there(g + 8) ? slice.first_position + row_of(g + 8) : -1};
 
   ptx::cp_async_wait<1>();
-  __syncthreads();
+  const std::uint32_t keys = shared.tiles.ready(true);
   float m[2];
   {
     float s[kWarpKeys / 8][4];
-    scores<kDim>(s, q, ptx::smem_address(shared.keys) + warp * kWarpKeys * kDim * 2);
+    scores<kDim>(s, q, keys + warp * kWarpKeys * kDim * 2);
     mask(s, item.tile * kTile + warp * kWarpKeys, position);
     largest(s, m);
     if (lane % 4 == 0) shared.largest[warp][g] = m[0], shared.largest[warp][g + 8] = m[1];
@@ -174,7 +214,7 @@ __global__ void __launch_bounds__(kThreads, 3)
       shared.weights[warp * kWarpKeys / 16 + j][lane] = make_uint4(own[j][0], own[j][1], own[j][2], own[j][3]);
   }
   ptx::cp_async_wait<0>();
-  __syncthreads();
+  const std::uint32_t values = shared.tiles.ready(false);
   std::uint32_t p[kSteps][4];
 #pragma unroll
   for (int j = 0; j < kSteps; ++j) {
@@ -184,9 +224,9 @@ __global__ void __launch_bounds__(kThreads, 3)
   float l[2], o[kDim / kWarps / 8][4];
   sums(p, l);
   const int column = warp * (kDim / kWarps);
-  mix_values<kDim>(o, p, ptx::smem_address(shared.values), column / 8);
+  mix_values<kDim>(o, p, values, column / 8);
   if constexpr (kMerge == Merge::kCluster) {
-    auto& own = *reinterpret_cast<NearPartials<kDim>*>(memory + sizeof(Shared<kDim>));
+    auto& own = *reinterpret_cast<NearPartials<kDim>*>(memory + sizeof(Shared<kDim, C>));
     auto& to = *ptx::in_block(&own, 0);
     if (g == 0) {
 #pragma unroll
@@ -247,18 +287,22 @@ void attention_decode(const AttentionArgs& args, int slices, int items, int rows
                   static_cast<unsigned>((queries + 15) / 16));
   const bool counts = args.work.done && static_cast<int>(grid.y * grid.z) <= ops::cuda::kDoneCounters;
   const bool cluster = device_info().major == 9 && slices == 1 && queries == 1 && items <= kClusterTiles;
-  const auto run = [&]<int kDim>(std::integral_constant<int, kDim>) {
+  const auto run = [&]<int kDim, class C>(std::integral_constant<int, kDim>, C) {
     if (cluster)
-      return launch_clusters(items, decode_kernel<kDim, Merge::kCluster>, grid, kThreads,
-                             shared_bytes<kDim, Merge::kCluster>(), stream, args, partial);
+      return launch_clusters(items, decode_kernel<kDim, C, Merge::kCluster>, grid, kThreads,
+                             shared_bytes<kDim, C, Merge::kCluster>(), stream, args, partial);
     if (counts)
-      return launch(decode_kernel<kDim, Merge::kLast>, grid, kThreads, shared_bytes<kDim, Merge::kLast>(), stream, args,
-                    partial);
-    launch(decode_kernel<kDim, Merge::kLater>, grid, kThreads, shared_bytes<kDim, Merge::kLater>(), stream, args, partial);
+      return launch(decode_kernel<kDim, C, Merge::kLast>, grid, kThreads, shared_bytes<kDim, C, Merge::kLast>(), stream,
+                    args, partial);
+    launch(decode_kernel<kDim, C, Merge::kLater>, grid, kThreads, shared_bytes<kDim, C, Merge::kLater>(), stream, args,
+           partial);
     const unsigned all = static_cast<unsigned>(merge_rows) * static_cast<unsigned>(args.heads);
     launch(merge_kernel<kDim>, (all + kWarps - 1) / kWarps, kThreads, 0, stream, args, partial);
   };
-  args.head_dim == 64 ? run(std::integral_constant<int, 64>{}) : run(std::integral_constant<int, 128>{});
+  const auto run_dim = [&](auto stored) {
+    args.head_dim == 64 ? run(std::integral_constant<int, 64>{}, stored) : run(std::integral_constant<int, 128>{}, stored);
+  };
+  args.stored == DType::kQ8_0 ? run_dim(BlockQ8_0{}) : run_dim(bf16{});
 }
 
 }  // namespace dsmoe::cuda

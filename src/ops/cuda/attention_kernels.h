@@ -12,6 +12,7 @@ namespace dsmoe::cuda {
 
 struct AttentionArgs {
   const void *q, *k, *v;  // [T, H * head_dim], [tokens, KVH * head_dim] twice
+  DType stored;           // of k and v
   void* out;              // [T, H * head_dim]
   float* lse;             // [H, T] or null
   int heads, kv_heads, head_dim, rows;
@@ -26,19 +27,25 @@ struct AttentionPartial {
   float2* weight;  // [partial rows, H]: the largest score and the sum
 };
 
-// bf16, head_dim 64 or 128. `stages`: tiles of keys and values in shared memory, 1 or 2.
+// bf16, head_dim 64 or 128, keys and values bf16 or q8_0. `stages`: tiles of keys and values in shared memory, 1 or 2
+// (one of q8_0 beside one that is unpacked).
 void attention_prompt(const AttentionArgs& args, int blocks, int stages, cudaStream_t stream);
+// The same bits on Hopper over whole sequences whose keys and values are in the batch, all of them finite; with lse.
+void attention_forward_hopper(const AttentionArgs& args, int blocks, cudaStream_t stream);
 // Slices of up to `rows` rows, in `items` tiles; `merge_rows` rows in all.
 void attention_decode(const AttentionArgs& args, int slices, int items, int rows, int merge_rows,
                       const AttentionPartial& partial, cudaStream_t stream);
-// f32 or bf16, any head_dim.
+// f32 or bf16, any head_dim; keys and values f32, bf16 or q8_0.
 void attention_plain(const AttentionArgs& args, int slices, const std::int32_t* position, DType dtype, cudaStream_t stream);
 
 // The gradient over whole sequences.
 struct AttentionGradArgs {
   const void *q, *k, *v, *out, *dout;  // [T, H * head_dim], [T, KVH * head_dim] twice, [T, H * head_dim] twice
   const float* lse;                    // [H, T]
-  float *dq, *dk, *dv;                 // as q, k, v
+  void *dq, *dk, *dv;                  // as q, k, v: f32, or on Hopper bf16
+  bool rounded;                        // bf16
+  const float *cos, *sin;  // [T, head_dim / 2]: q and k were turned by them, and dq and dk are of what was before;
+                           // null: not. Hopper only
   int heads, kv_heads, head_dim, rows;
   float scale;
   ops::cuda::GradWork work;

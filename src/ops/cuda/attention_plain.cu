@@ -1,6 +1,8 @@
 // Attention for every device, dtype and head size, in scalar f32: for correctness, not for speed. A block has one query and
 // one head, and takes keys in the tiles of attention_tile.cuh: a thread has one key of a tile, then some columns of the
 // values. A sum has a fixed place for every key of a tile, or their order, so it depends on the query's own keys alone.
+#include <type_traits>
+
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"
 #include "ops/cuda/launch.h"
@@ -16,6 +18,15 @@ constexpr int kThreads = kTile, kWarps = kThreads / 32;
 
 __device__ inline void put(float v, float* out) { *out = v; }
 __device__ inline void put(float v, bf16* out) { *out = __float2bfloat16_rn(v); }
+
+// Number i of the cache.
+template <class C>
+__device__ __forceinline__ float stored(const void* cache, std::size_t i) {
+  if constexpr (std::is_same_v<C, BlockQ8_0>)
+    return value_of(static_cast<const BlockQ8_0*>(cache), i);
+  else
+    return to_float(static_cast<const C*>(cache)[i]);
+}
 
 // The same for all threads: pairs of lanes, then of those, ..., then the warps in order.
 template <class Op>
@@ -47,7 +58,7 @@ struct Place {
   const std::int32_t* position;
 };
 
-template <class T>
+template <class T, class C>
 __global__ void __launch_bounds__(kThreads) plain_kernel(const __grid_constant__ AttentionArgs args, const Place place) {
   extern __shared__ float memory[];
   __shared__ float p[kTile];
@@ -72,9 +83,9 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(const __grid_constant__
         cache_row(pages, tile) * stride + static_cast<std::size_t>(head / (args.heads / args.kv_heads)) * dim;
     float s = -INFINITY;
     if (key < keys) {
-      const T* const k = static_cast<const T*>(args.k) + first + key * stride;
+      const std::size_t k = first + key * stride;
       s = 0;
-      for (int d = 0; d < dim; ++d) s = __fmaf_rn(q[d], to_float(k[d]), s);
+      for (int d = 0; d < dim; ++d) s = __fmaf_rn(q[d], stored<C>(args.k, k + d), s);
     }
     const float m = over_block(s, [](float a, float b) { return fmaxf(a, b); });
     const float w = weight(s, reference(m), args.to_log2);
@@ -83,9 +94,8 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(const __grid_constant__
     __syncthreads();
     const Factors f = merge(state, m, l, args.to_log2);
     for (int d = threadIdx.x; d < dim; d += kThreads) {
-      const T* const v = static_cast<const T*>(args.v) + first + d;
       float o_t = 0;
-      for (int j = 0; j < keys; ++j) o_t = __fmaf_rn(p[j], to_float(v[j * stride]), o_t);
+      for (int j = 0; j < keys; ++j) o_t = __fmaf_rn(p[j], stored<C>(args.v, first + d + j * stride), o_t);
       o[d] = merged(o[d], o_t, f);
     }
     __syncthreads();
@@ -99,8 +109,13 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(const __grid_constant__
 void attention_plain(const AttentionArgs& args, int slices, const std::int32_t* position, DType dtype,
                      cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>(args.rows) * static_cast<unsigned>(args.heads);
-  launch(dtype == DType::kF32 ? plain_kernel<float> : plain_kernel<bf16>, blocks, kThreads,
-         2 * args.head_dim * static_cast<int>(sizeof(float)), stream, args, Place{slices, position});
+  const auto run = [&]<class T, class C>(T, C) {
+    launch(plain_kernel<T, C>, blocks, kThreads, 2 * args.head_dim * static_cast<int>(sizeof(float)), stream, args,
+           Place{slices, position});
+  };
+  with_type(dtype, [&](auto type) {
+    args.stored == DType::kQ8_0 ? run(type, BlockQ8_0{}) : with_type(args.stored, [&](auto c) { run(type, c); });
+  });
 }
 
 }  // namespace dsmoe::cuda

@@ -16,6 +16,53 @@ constexpr int kHalf = 64;  // columns of o_t that a warp holds at a time
 template <int kDim>
 constexpr int kTileBytes = kTile* kDim * 2;
 
+// Tiles of a cache of bf16 arrive where they are used, kStages of them in turn.
+template <int kDim, int kStages, class C>
+struct Tiles {
+  static constexpr int kBytes = 2 * kStages * kTileBytes<kDim>;
+  static constexpr bool kLoadsAhead = kStages > 1;  // the next tile while this one is used
+
+  std::uint32_t memory;
+
+  __device__ __forceinline__ void load(const AttentionArgs& args, int tile, std::size_t row, int head, int rows) const {
+    const std::size_t stride = static_cast<std::size_t>(args.kv_heads) * kDim;
+    const std::size_t offset = row * stride + static_cast<std::size_t>(head) * kDim;
+    load_tile<kDim, kThreads>(keys(tile), static_cast<const bf16*>(args.k) + offset, stride, rows);
+    load_tile<kDim, kThreads>(values(tile), static_cast<const bf16*>(args.v) + offset, stride, rows);
+  }
+  __device__ __forceinline__ void unpack() const {}
+  __device__ __forceinline__ std::uint32_t keys(int tile) const { return memory + tile % kStages * 2 * kTileBytes<kDim>; }
+  __device__ __forceinline__ std::uint32_t values(int tile) const { return keys(tile) + kTileBytes<kDim>; }
+};
+
+// Those of q8_0 arrive beside the one in use, and are unpacked when that is done with.
+template <int kDim, int kStages>
+struct Tiles<kDim, kStages, BlockQ8_0> {
+  static constexpr int kBlocks = kTile * kQ8Bytes<kDim>;
+  static constexpr int kBytes = 2 * (kTileBytes<kDim> + kBlocks);
+  static constexpr bool kLoadsAhead = true;
+
+  std::uint32_t memory;
+
+  __device__ __forceinline__ void load(const AttentionArgs& args, int, std::size_t row, int head, int rows) const {
+    const std::size_t stride = static_cast<std::size_t>(args.kv_heads) * kQ8Bytes<kDim>;
+    const std::size_t offset = row * stride + static_cast<std::size_t>(head) * kQ8Bytes<kDim>;
+    const std::uint32_t to = memory + 2 * kTileBytes<kDim>;
+    load_blocks<kDim, kThreads>(to, static_cast<const unsigned char*>(args.k) + offset, stride, rows, 0, kTile);
+    load_blocks<kDim, kThreads>(to + kBlocks, static_cast<const unsigned char*>(args.v) + offset, stride, rows, 0, kTile);
+  }
+  // All threads, when the blocks are there and the tile before is done with.
+  __device__ __forceinline__ void unpack() const {
+    auto* const numbers = static_cast<unsigned char*>(__cvta_shared_to_generic(memory));
+    const unsigned char* const blocks = numbers + 2 * kTileBytes<kDim>;
+    unpack_tile<kDim, kThreads>(reinterpret_cast<bf16*>(numbers), blocks);
+    unpack_tile<kDim, kThreads>(reinterpret_cast<bf16*>(numbers + kTileBytes<kDim>), blocks + kBlocks);
+    __syncthreads();
+  }
+  __device__ __forceinline__ std::uint32_t keys(int) const { return memory; }
+  __device__ __forceinline__ std::uint32_t values(int) const { return memory + kTileBytes<kDim>; }
+};
+
 // 16 queries and their results so far.
 template <int kDim>
 struct Queries {
@@ -58,7 +105,7 @@ struct Queries {
   }
 };
 
-template <int kDim, int kStages>
+template <int kDim, int kStages, class C>
 __global__ void __launch_bounds__(kThreads, 1) prompt_kernel(const __grid_constant__ AttentionArgs args) {
   extern __shared__ __align__(128) unsigned char memory[];
   ptx::wait_for_previous_kernel();
@@ -69,7 +116,6 @@ __global__ void __launch_bounds__(kThreads, 1) prompt_kernel(const __grid_consta
   const auto block = work.prompt_blocks[item];
   const ops::cuda::SliceEntry slice = work.entries[block.slice];
   const int kv_head = head / (args.heads / args.kv_heads), length = slice.first_position + slice.rows;
-  const std::size_t stride = static_cast<std::size_t>(args.kv_heads) * kDim;
 
   // Rows of the slice: of this warp, and of this lane.
   const int first = block.first_row + static_cast<int>(threadIdx.x) / 32 * 16, g = threadIdx.x % 32 / 4;
@@ -81,12 +127,9 @@ __global__ void __launch_bounds__(kThreads, 1) prompt_kernel(const __grid_consta
   const int tiles = tiles_of(block.first_row + kPromptRows), own_tiles = first < slice.rows ? tiles_of(first + 16) : 0;
 
   const std::int32_t* const pages = work.tiles + slice.first_tile;
+  const Tiles<kDim, kStages, C> stored{ptx::smem_address(memory)};
   const auto load = [&](int tile, std::size_t from) {
-    const std::uint32_t to = ptx::smem_address(memory) + tile % kStages * 2 * kTileBytes<kDim>;
-    const std::size_t offset = from * stride + static_cast<std::size_t>(kv_head) * kDim;
-    const int rows = length - tile * kTile;
-    load_tile<kDim, kThreads>(to, static_cast<const bf16*>(args.k) + offset, stride, rows);
-    load_tile<kDim, kThreads>(to + kTileBytes<kDim>, static_cast<const bf16*>(args.v) + offset, stride, rows);
+    stored.load(args, tile, from, kv_head, length - tile * kTile);
     ptx::cp_async_commit();
   };
   load(0, cache_row(pages, 0));
@@ -97,17 +140,17 @@ __global__ void __launch_bounds__(kThreads, 1) prompt_kernel(const __grid_consta
   for (int tile = 0; tile < tiles; ++tile) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // the tile is there, and with two stages nobody reads the one before it any more
+    stored.unpack();
     const auto load_next = [&] {
       if (tile + 1 >= tiles) return;
       load(tile + 1, next);
       if (tile + 2 < tiles) next = cache_row(pages, tile + 2);
     };
-    if (kStages > 1) load_next();
-    const std::uint32_t keys = ptx::smem_address(memory) + tile % kStages * 2 * kTileBytes<kDim>;
+    if (stored.kLoadsAhead) load_next();
     if (tile < own_tiles)
-      queries.add_tile(keys, keys + kTileBytes<kDim>, tile * kTile, position,
+      queries.add_tile(stored.keys(tile), stored.values(tile), tile * kTile, position,
                        (tile + 1) * kTile > slice.first_position + first + 1, args.to_log2);
-    if (kStages == 1) {
+    if (!stored.kLoadsAhead) {
       __syncthreads();
       load_next();
     }
@@ -123,15 +166,17 @@ __global__ void __launch_bounds__(kThreads, 1) prompt_kernel(const __grid_consta
   }
 }
 
-template <int kDim, int kStages>
+template <int kDim, int kStages, class C = bf16>
 void run(const AttentionArgs& args, int blocks, cudaStream_t stream) {
-  launch(prompt_kernel<kDim, kStages>, static_cast<unsigned>(blocks) * static_cast<unsigned>(args.heads), kThreads,
-         2 * kStages * kTileBytes<kDim>, stream, args);
+  launch(prompt_kernel<kDim, kStages, C>, static_cast<unsigned>(blocks) * static_cast<unsigned>(args.heads), kThreads,
+         Tiles<kDim, kStages, C>::kBytes, stream, args);
 }
 
 }  // namespace
 
 void attention_prompt(const AttentionArgs& args, int blocks, int stages, cudaStream_t stream) {
+  if (args.stored == DType::kQ8_0)
+    return args.head_dim == 64 ? run<64, 1, BlockQ8_0>(args, blocks, stream) : run<128, 1, BlockQ8_0>(args, blocks, stream);
   if (args.head_dim == 64) return stages == 1 ? run<64, 1>(args, blocks, stream) : run<64, 2>(args, blocks, stream);
   return stages == 1 ? run<128, 1>(args, blocks, stream) : run<128, 2>(args, blocks, stream);
 }

@@ -11,7 +11,8 @@
 //   M' = max(M, m), a = 2^((M - M') ...), b = 2^((m - M') ...), L = fma(L, a, l b), O = fma(O, a, o_t b)
 // and the result is bf16(O / L). A step of a chain is one matrix instruction; what it gives for one query and one key, or
 // one query and one column, does not depend on which rows and columns it works on besides. Keys after a query have p = 0,
-// and a tile that has only such keys leaves (M, L, O) as they are.
+// and a tile that has only such keys leaves (M, L, O) as they are. A key or value that the cache has as q8_0 is the number
+// that its block stands for, rounded to bf16.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,6 +21,7 @@
 #include <cstdint>
 
 #include "ops/cuda/ptx.cuh"
+#include "ops/cuda/q8_0.cuh"
 #include "ops/cuda/slices.h"
 
 namespace dsmoe::cuda::attention {
@@ -85,6 +87,72 @@ __device__ __forceinline__ void load_rows(std::uint32_t to, const bf16* from, st
 template <int kDim, int kThreads>
 __device__ __forceinline__ void load_tile(std::uint32_t to, const bf16* from, std::size_t stride, int rows) {
   load_rows<kDim, kThreads>(to, from, stride, rows, 0, kTile);
+}
+
+// ---- a cache of q8_0: tiles are copied as they are, then unpacked
+
+// Bytes of a row, and of the pieces that rows in memory can be copied in: rows begin at multiples of a piece.
+template <int kDim>
+constexpr int kQ8Bytes = kDim / 32 * static_cast<int>(sizeof(BlockQ8_0));
+template <int kDim>
+constexpr int kQ8Piece = kDim == 128 ? 8 : 4;
+
+template <int kBytes>
+__device__ __forceinline__ void cp_async_piece(std::uint32_t dst, const void* src, std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(dst), "l"(src), "n"(kBytes), "r"(bytes) : "memory");
+#else
+  __trap();  // as cp_async_16()
+#endif
+}
+
+// As load_rows() of bf16, to rows of kQ8Bytes; `stride` in bytes.
+template <int kDim, int kThreads>
+__device__ __forceinline__ void load_blocks(std::uint32_t to, const unsigned char* from, std::size_t stride, int rows,
+                                            int first, int last) {
+  constexpr int kPiece = kQ8Piece<kDim>, kPieces = kQ8Bytes<kDim> / kPiece;
+  static_assert(kPieces * kPiece == kQ8Bytes<kDim>);
+#pragma unroll 4
+  for (int i = max(first, 0) * kPieces + static_cast<int>(threadIdx.x); i < min(last, kTile) * kPieces; i += kThreads) {
+    const int row = i / kPieces, piece = i % kPieces;
+    const bool there = row < rows;
+    cp_async_piece<kPiece>(to + static_cast<std::uint32_t>(i * kPiece), from + (there ? row : 0) * stride + piece * kPiece,
+                           there ? kPiece : 0);
+  }
+}
+
+// Four numbers of a block as bf16. prmt makes 32768 + 128 + q of each, and the multiply-add takes both off again: all of it
+// is exact, as is the product of a half and eight bits.
+__device__ __forceinline__ uint2 unpack_four(std::uint32_t q, float scale) {
+  constexpr std::uint32_t kExponent = 0x47000000;  // of 32768
+  const float less = -32896.0f * scale;
+  const std::uint32_t u = q ^ 0x80808080;
+  const auto number = [&](std::uint32_t selector) {
+    return __fmaf_rn(__uint_as_float(__byte_perm(u, kExponent, selector)), scale, less);
+  };
+  return make_uint2(ptx::pack(number(0x7404), number(0x7414)), ptx::pack(number(0x7424), number(0x7434)));
+}
+
+// A tile of blocks in shared memory to one of bf16.
+template <int kDim, int kThreads>
+__device__ __forceinline__ void unpack_tile(bf16* to, const unsigned char* from) {
+  constexpr int kChunks = kDim / 8;
+  static_assert(kThreads % kChunks == 0);
+  const int begin = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
+  const int block = chunk / 4 * static_cast<int>(sizeof(BlockQ8_0)), at = block + 2 + chunk % 4 * 8;
+  const bool between = at % 4 != 0;  // two bytes away from a word
+#pragma unroll 4
+  for (int i = 0; i < kTile * kChunks / kThreads; ++i) {
+    const int row = begin + i * (kThreads / kChunks);
+    const unsigned char* const own = from + row * kQ8Bytes<kDim>;
+    const float scale = __half2float(*reinterpret_cast<const __half*>(own + block));
+    const auto* const words = reinterpret_cast<const std::uint32_t*>(own + (at & ~3));
+    const std::uint32_t shift = between ? 16 : 0, middle = words[1], last = between ? words[2] : 0;
+    const uint2 low = unpack_four(__funnelshift_r(words[0], middle, shift), scale);
+    const uint2 high = unpack_four(__funnelshift_r(middle, last, shift), scale);
+    *reinterpret_cast<uint4*>(reinterpret_cast<unsigned char*>(to) + offset_of<kDim>(row, chunk)) =
+        make_uint4(low.x, low.y, high.x, high.y);
+  }
 }
 
 // Where key tile `tile` of a slice begins in the cache.

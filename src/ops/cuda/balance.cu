@@ -87,17 +87,26 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   // f_i = E / (K T) * count_i
   const float frequency = static_cast<float>(experts) / static_cast<float>(args.chosen);
   float seq = 0.0f, batch = 0.0f, device = 0.0f;
+  // The slices of every sequence, by all threads; the sums of scores stay where the first slice's were.
+  const auto first_slice = [&](int b) { return args.partial + static_cast<std::size_t>(b) * args.slices * 2 * experts; };
+  for (int i = threadIdx.x; i < args.sequences * experts; i += kThreads) {
+    const int b = i / experts, e = i % experts;
+    float count = 0.0f, sum = 0.0f;
+#pragma unroll 16
+    for (int s = 0; s < args.slices; ++s) {
+      const float* in = first_slice(b) + static_cast<std::size_t>(s) * 2 * experts;
+      count += in[e];
+      sum += in[experts + e];
+    }
+    args.counts[i] = count;
+    first_slice(b)[experts + e] = sum;
+  }
+  __syncthreads();
   for (int e = threadIdx.x; e < experts; e += kThreads) {
     float all_count = 0.0f, all_sum = 0.0f;
-    for (int b = 0; b < args.sequences; ++b) {
-      float count = 0.0f, sum = 0.0f;
 #pragma unroll 16
-      for (int s = 0; s < args.slices; ++s) {
-        const float* in = args.partial + (static_cast<std::size_t>(b) * args.slices + s) * 2 * experts;
-        count += in[e];
-        sum += in[experts + e];
-      }
-      args.counts[static_cast<std::size_t>(b) * experts + e] = count;
+    for (int b = 0; b < args.sequences; ++b) {
+      const float count = args.counts[static_cast<std::size_t>(b) * experts + e], sum = first_slice(b)[experts + e];
       seq += count * frequency / args.length * (sum / args.length);
       all_count += count;
       all_sum += sum;
@@ -109,7 +118,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   __syncthreads();
   const int size = experts / args.devices;
   float mean_count = 0.0f;
-  for (int g = threadIdx.x; g < args.devices; g += kThreads) {
+  // Without a loss over devices nothing reads the mean counts but times zero.
+  for (int g = threadIdx.x; args.device_alpha != 0 && g < args.devices; g += kThreads) {
     float count = 0.0f, sum = 0.0f;
     for (int e = g * size; e < (g + 1) * size; ++e) {
       count += total[e];

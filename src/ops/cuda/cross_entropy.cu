@@ -1,5 +1,6 @@
 // The loss on a GPU, and its gradient. A row's sum has one order: the threads of its block take neighbouring logits in
-// turn, and their sums, in double, are added as a tree. The logits are read twice: for the sum, and for the gradient.
+// turn, and their sums, in double, are added as a tree. The logits are read once if a row fits its threads' registers, else
+// twice: for the sum, and for the gradient.
 #include <type_traits>
 
 #include "core/fault.h"
@@ -15,6 +16,7 @@ namespace gpu = dsmoe::cuda;
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
+constexpr int kMostKept = 8;  // times four logits that a thread keeps: 16384 words
 
 // The largest number so far and the sum of e^(number - largest), which is put right when a larger one comes.
 struct Softmax {
@@ -45,6 +47,30 @@ struct Softmax {
     largest = most;
   }
 };
+
+// The largest of a block's numbers, and a sum as a tree over the lanes and then over the warps; the same in every thread.
+__device__ float largest_of_block(float value) {
+  __shared__ float warps[kWarps];
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, i));
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = warps[threadIdx.x % kWarps];
+#pragma unroll
+  for (int i = kWarps / 2; i > 0; i /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, i));
+  return value;
+}
+__device__ double sum_of_block(double value) {
+  __shared__ double warps[kWarps];
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) value += __shfl_xor_sync(~0u, value, i);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = warps[threadIdx.x % kWarps];
+#pragma unroll
+  for (int i = kWarps / 2; i > 0; i /= 2) value += __shfl_xor_sync(~0u, value, i);
+  return value;
+}
 
 // The same value in every thread: a tree over the lanes, then the warps in order.
 __device__ Softmax over_block(Softmax own) {
@@ -80,8 +106,9 @@ struct Rows {
   unsigned long long* faults;
 };
 
-// G: of the gradient, which may be written over the logits; void: none is wanted.
-template <int kVector, class G>
+// G: of the gradient, which may be written over the logits; void: none is wanted. kKept: pieces of a row that a thread
+// keeps, all of them; 0: it reads them again.
+template <int kVector, int kKept, class G>
 __global__ void __launch_bounds__(kThreads) loss_kernel(const __grid_constant__ Rows r, G* dlogits) {
   constexpr int kStep = kThreads * kVector;
   gpu::ptx::wait_for_previous_kernel();
@@ -99,19 +126,49 @@ __global__ void __launch_bounds__(kThreads) loss_kernel(const __grid_constant__ 
   }
   const float* const x = r.logits + row;
   Softmax own;
-  for (int c = first; c < r.vocab; c += kStep) own.add(gpu::load<kVector>(x + c).v);
-  const Softmax all = over_block(own);
+  gpu::Pack<float, kVector> kept[kKept + 1];
+  if constexpr (kKept > 0) {
+#pragma unroll
+    for (int i = 0; i < kKept; ++i)
+      if (first + i * kStep < r.vocab) kept[i] = gpu::load<kVector>(x + first + i * kStep);
+#pragma unroll
+    for (int i = 0; i < kKept; ++i)
+      if (first + i * kStep < r.vocab)
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) own.largest = fmaxf(own.largest, kept[i].v[j]);
+    own.largest = largest_of_block(own.largest);
+    // The powers take the logits' place. An infinite or NaN logit makes the sum NaN, which is reported as a fault.
+#pragma unroll
+    for (int i = 0; i < kKept; ++i)
+      if (first + i * kStep < r.vocab) {
+        float some = 0;
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) some += kept[i].v[j] = expf(kept[i].v[j] - own.largest);
+        own.sum += static_cast<double>(some);
+      }
+  } else {
+    for (int c = first; c < r.vocab; c += kStep) own.add(gpu::load<kVector>(x + c).v);
+  }
+  const Softmax all = kKept > 0 ? Softmax{own.largest, sum_of_block(own.sum)} : over_block(own);
   if (threadIdx.x == 0) r.losses[blockIdx.x] = all.largest + log(all.sum) - static_cast<double>(x[target]);
   if constexpr (!std::is_void_v<G>) {
     __syncthreads();  // the target's logit has been read
     const auto inverse = static_cast<float>(1 / all.sum);
-    for (int c = first; c < r.vocab; c += kStep) {
-      const auto in = gpu::load<kVector>(x + c);
+    const auto put = [&](int c, const gpu::Pack<float, kVector>& in) {
       gpu::Pack<G, kVector> out;
 #pragma unroll
       for (int i = 0; i < kVector; ++i)
-        gpu::from_float(r.scale * (expf(in.v[i] - all.largest) * inverse - (c + i == target ? 1.0f : 0.0f)), out.v[i]);
+        gpu::from_float(
+            r.scale * ((kKept > 0 ? in.v[i] : expf(in.v[i] - all.largest)) * inverse - (c + i == target ? 1.0f : 0.0f)),
+            out.v[i]);
       gpu::store(out, dlogits + row + c);
+    };
+    if constexpr (kKept > 0) {
+#pragma unroll
+      for (int i = 0; i < kKept; ++i)
+        if (first + i * kStep < r.vocab) put(first + i * kStep, kept[i]);
+    } else {
+      for (int c = first; c < r.vocab; c += kStep) put(c, gpu::load<kVector>(x + c));
     }
   }
 }
@@ -145,8 +202,10 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class G>
 void run(Context& ctx, const Rows& r, Index rows, G* dlogits) {
-  gpu::launch(r.vocab % 4 == 0 ? loss_kernel<4, G> : loss_kernel<1, G>, static_cast<unsigned>(rows), kThreads, 0,
-              ctx.stream(), r, dlogits);
+  const auto kernel = r.vocab % 4 != 0                     ? loss_kernel<1, 0, G>
+                      : r.vocab > kThreads * 4 * kMostKept ? loss_kernel<4, 0, G>
+                                                           : loss_kernel<4, kMostKept, G>;
+  gpu::launch(kernel, static_cast<unsigned>(rows), kThreads, 0, ctx.stream(), r, dlogits);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/numbers.cuh"
 #include "ops/cuda/ptx.cuh"
+#include "ops/cuda/q8_0.cuh"
 #include "ops/cuda/slices.h"
 #include "ops/elementwise.h"
 
@@ -109,6 +110,27 @@ void copy(Context& ctx, const Tensor& from, Tensor& to, const std::int32_t* plac
   });
 }
 
+// A warp per block of 32 numbers.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    blocks_kernel(const T* from, gpu::BlockQ8_0* to, const std::int32_t* place, Index rows, int blocks) {
+  gpu::ptx::let_next_kernel_start();
+  gpu::ptx::wait_for_previous_kernel();
+  const Index i = static_cast<Index>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  if (i >= rows * blocks) return;
+  gpu::store_block(to_float(from[i * 32 + threadIdx.x % 32]),
+                   to + place[i / blocks] * static_cast<Index>(blocks) + i % blocks);
+}
+
+void store_blocks(Context& ctx, const Tensor& rows, const std::int32_t* place, Tensor& cache) {
+  if (rows.numel() == 0) return;
+  gpu::with_type(rows.dtype(), [&]<class T>(T) {
+    gpu::launch(blocks_kernel<T>, static_cast<unsigned>((rows.numel() + kThreads - 1) / kThreads), kThreads, 0,
+                ctx.stream(), static_cast<const T*>(rows.raw()), static_cast<gpu::BlockQ8_0*>(cache.raw_mutable()), place,
+                rows.dim(0), static_cast<int>(rows.dim(1) / 32));
+  });
+}
+
 }  // namespace
 
 void add(Context& ctx, const Tensor& y, Tensor& x) {
@@ -134,6 +156,7 @@ void scale(Context& ctx, float factor, Tensor& x) {
 }
 
 void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache) {
+  if (cache.dtype() == DType::kQ8_0) return store_blocks(ctx, rows, slices.tables().cache_row, cache);
   copy(ctx, rows, cache, slices.tables().cache_row, rows.dim(0), rows.dim(1));
 }
 

@@ -92,7 +92,6 @@ bool one_token(const Launch& l, const Experts& w) { return !w.packed() && l.hopp
 bool few(const Launch& l, const Experts& w) {
   return w.packed() && l.hopper && gpu::unpacks_in_product(l.sizes.tokens, /*grouped=*/true);
 }
-
 // The weights that the bf16 kernels take: the stack, or what is packed, of the experts in use.
 Tensor gate_up_stack(const Launch& l, const Experts& w) {
   if (!w.packed()) return w.gate_up();
@@ -157,6 +156,11 @@ Tensor experts_down_combine(Context& ctx, const Experts& w, const Plan& plan, co
   Tensor y = ctx.empty(h.dtype(), {plan.tokens, l.sizes.width});
   if (plan.tokens == 0) return y;
   const Tensor stack = few(l, w) ? Tensor() : down_stack(l, w);
+  if (few(l, w) && gpu::packed::is_one_token(l.sizes)) {
+    gpu::packed::down_one(l.sizes, l.plan, in(h), packed_matrices(w, &ExpertTensors::down_proj), l.slot_weight, out(y),
+                          ctx.stream());
+    return y;
+  }
   if (one_token(l, w)) {
     gpu::hopper::down_one(l.sizes, l.plan, in(h), in(stack), l.slot_weight, out(y), ctx.stream());
     return y;
@@ -194,6 +198,22 @@ ExpertRowGrads experts_down_backward(Context& ctx, const Experts& w, const Plan&
   return d;
 }
 
+namespace {
+
+void hopper_weight_backward(const Launch& l, gpu::hopper::WeightGrad g) {
+  const gpu::Sizes& s = l.sizes;
+  if (s.shared > 0) g.part_rows = gpu::shared_slice(s.tokens, s.shared, s.rows - s.shared * s.tokens, g.m, s.width);
+  if (s.shared > 0) g.parts = (s.tokens + g.part_rows - 1) / g.part_rows;
+  if (g.parts == 1) return gpu::hopper::weight_backward(s, l.plan, g, l.ctx.stream());
+  Tensor partial = l.ctx.empty(DType::kF32, {g.parts, s.shared, g.m, s.width});
+  g.partial = static_cast<float*>(partial.raw_mutable());
+  gpu::hopper::weight_backward(s, l.plan, g, l.ctx.stream());
+  const auto size = static_cast<std::size_t>(s.shared) * static_cast<std::size_t>(g.m) * static_cast<std::size_t>(s.width);
+  gpu::add_slices(g.partial, g.parts, size, size, g.f32 ? DType::kF32 : DType::kBF16, g.grad, g.accumulate, l.ctx.stream());
+}
+
+}  // namespace
+
 void experts_weight_backward(Context& ctx, const Plan& plan, const Tensor& x, const Tensor& dy, ExpertRowGrads& d,
                              Experts& grads, bool accumulate) {
   const Index f = d.scaled_h.dim(1);
@@ -212,11 +232,9 @@ void experts_weight_backward(Context& ctx, const Plan& plan, const Tensor& x, co
     // x is gathered where dy was.
     Tensor rows = std::exchange(d.gathered_dy, Tensor());
     if (rows.numel() == 0) rows = l.gathered(dy);
-    gpu::hopper::weight_backward(l.sizes, l.plan, {in(d.scaled_h), in(dy), in(rows), width, true, ddown, f32, accumulate},
-                                 ctx.stream());
+    hopper_weight_backward(l, {in(d.scaled_h), in(dy), in(rows), width, true, ddown, f32, accumulate});
     l.gather(x, rows);
-    gpu::hopper::weight_backward(
-        l.sizes, l.plan, {in(d.gate_up), in(x), in(rows), 2 * width, false, dgate_up, f32, accumulate}, ctx.stream());
+    hopper_weight_backward(l, {in(d.gate_up), in(x), in(rows), 2 * width, false, dgate_up, f32, accumulate});
   } else {
     gpu::portable::weight_backward(l.step(), {d.scaled_h.raw(), width, dy.raw(), true, ddown, f32, accumulate});
     gpu::portable::weight_backward(l.step(), {d.gate_up.raw(), 2 * width, x.raw(), false, dgate_up, f32, accumulate});

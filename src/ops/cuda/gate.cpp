@@ -11,6 +11,8 @@
 #include "core/log.h"
 #include "ops/cuda/hopper.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/router_z.h"
+#include "ops/linear.h"
 
 namespace dsmoe::ops::cuda {
 
@@ -33,8 +35,6 @@ void check_sizes(const MoeConfig& c, Index tokens) {
           c.groups, c.routed_experts, c.groups_per_token, c.experts_per_token);
   require(c.devices > 0 && c.routed_experts % c.devices == 0, "devices ({}) must divide routed_experts ({})", c.devices,
           c.routed_experts);
-  require(c.router_z_alpha == 0, "router_z_alpha is {}; the GPU layer has no router z-loss, only 0 works",
-          c.router_z_alpha);
   require(tokens >= 0 && tokens * c.slots() < std::numeric_limits<std::int32_t>::max() / 2,
           "{} tokens times {} experts each are too many rows", tokens, c.slots());
 }
@@ -100,6 +100,16 @@ Gated make_room(Context& ctx, const MoeConfig& c, Index tokens, Tensor& counts, 
   return g;
 }
 
+// The gate's kernel keeps no logits: for the router z-loss they are computed once more.
+Tensor lse_of(Context& ctx, const Tensor& x, const Tensor& weight) {
+  const Index tokens = x.dim(0), experts = weight.dim(0);
+  Tensor logits = ctx.empty(DType::kF32, {tokens, experts}), lse = ctx.empty(DType::kF32, {tokens});
+  const Projection product{&weight, &logits};
+  cuda::linear(ctx, x, {&product, 1});
+  gpu::logits_lse(in<float>(logits), static_cast<int>(tokens), static_cast<int>(experts), out<float>(lse), ctx.stream());
+  return lse;
+}
+
 void no_tokens(Context& ctx, Plan& p) {
   for (Tensor* t : {&p.offset, &p.tiles.count, &p.tiles.sorted_offset}) ctx.fill_zero(*t);
 }
@@ -145,6 +155,7 @@ Gated gate(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weig
     gpu::gate(c, input, mma, chunk, chosen, out<std::int32_t>(counts), ctx.stream());
     gpu::make_plan(sizes, chosen, in<std::int32_t>(counts), chunk, plan, ctx.stream());
   }
+  if (training && c.router_z_alpha > 0) g.chosen.lse = lse_of(ctx, x, weight);
   return g;
 }
 
@@ -187,11 +198,17 @@ Plan plan_of_one(Context& ctx, Index tokens) {
 
 Tensor balance_losses(Context& ctx, const MoeConfig& c, const Chosen& chosen, Index sequence_length) {
   const Index tokens = chosen.scores.dim(0), length = length_of(tokens, sequence_length);
-  if (tokens == 0 || !has_balance_loss(c)) return ctx.zeros(DType::kF64, {4});
-  Tensor losses = ctx.empty(DType::kF64, {4});
-  Tensor scratch = ctx.empty(DType::kF32, {static_cast<Index>(gpu::balance_floats(c, tokens, length))});
-  gpu::balance(c, {in<std::int32_t>(chosen.experts), in<float>(chosen.scores), tokens, length}, out<float>(scratch),
-               out<double>(losses), ctx.stream());
+  const bool balance = has_balance_loss(c), router_z = c.router_z_alpha > 0;
+  if (tokens == 0 || !(balance || router_z)) return ctx.zeros(DType::kF64, {4});
+  Tensor losses = balance ? ctx.empty(DType::kF64, {4}) : ctx.zeros(DType::kF64, {4});
+  if (balance) {
+    Tensor scratch = ctx.empty(DType::kF32, {static_cast<Index>(gpu::balance_floats(c, tokens, length))});
+    gpu::balance(c, {in<std::int32_t>(chosen.experts), in<float>(chosen.scores), tokens, length}, out<float>(scratch),
+                 out<double>(losses), ctx.stream());
+  }
+  if (router_z)
+    gpu::router_z_loss(in<float>(chosen.lse), static_cast<int>(tokens), c.router_z_alpha, out<double>(losses) + 3,
+                       ctx.stream());
   return losses;
 }
 
@@ -254,8 +271,12 @@ Tensor gate_backward(Context& ctx, const MoeConfig& c, const Tensor& x, const Te
   }
   Tensor dlogits = hopper ? ctx.empty(DType::kBF16, {tokens, 2, gpu::split_experts(c.routed_experts)})
                           : ctx.empty(DType::kF32, {tokens, c.routed_experts});
-  gpu::gate_scores_backward(c, scores, {hopper ? nullptr : out<float>(dlogits), hopper ? dlogits.raw_mutable() : nullptr},
-                            ctx.stream());
+  const gpu::LogitGrad slopes{hopper ? nullptr : out<float>(dlogits), hopper ? dlogits.raw_mutable() : nullptr};
+  gpu::gate_scores_backward(c, scores, slopes, ctx.stream());
+  if (c.router_z_alpha > 0 && args.aux_scale != 0)
+    gpu::router_z_backward(in<float>(args.chosen.lse), in<float>(args.chosen.scores), static_cast<int>(tokens),
+                           static_cast<int>(c.routed_experts),
+                           2 * args.aux_scale * c.router_z_alpha / static_cast<float>(tokens), slopes, ctx.stream());
   products_backward(ctx, c, x, weight, dlogits, hopper, path != Path::kPlain, dx, dweight, args.accumulate);
   return dx;
 }

@@ -44,14 +44,6 @@ int linear_tile(Index tokens) {
 // A matrix is unpacked once for 16 rows; of the experts' tokens, few share one.
 bool unpacks_in_product(Index tokens, bool grouped) { return tokens <= (grouped ? kFewTokens : kTinyTile); }
 
-// A warp alone is slow: with few columns four of them share the work. Measured on an H200 at 2048 columns: a fifth less
-// time with blocks of 32, but more with blocks of 256, whose code is too long to be fetched for two pieces.
-bool packed_together(const DeviceInfo& device, Index columns, bool small_blocks) {
-  return small_blocks && columns / 16 <= 8 * device.multiprocessors;
-}
-// Two take fewer instructions, if they leave every multiprocessor some warps.
-int packed_tiles(const DeviceInfo& device, Index columns) { return columns / 16 >= 2 * device.multiprocessors ? 2 : 1; }
-
 // Measured on an H200: the copy engine feeds wgmma faster than cp.async does, which pays for the extra pass once the
 // products are compute-bound.
 bool gathers_first(int tile) { return tile == kWideTile; }
@@ -61,7 +53,8 @@ bool gathers_first(int tile) { return tile == kWideTile; }
 // faster.
 int column_parts(Index rows, Index model_width, DType dtype, bool training) {
   constexpr Index kLarge = Index{320} << 20;
-  constexpr Index kPartColumns = 128;  // a part is a multiple of this: a block of the product's output
+  constexpr Index kPartColumns =
+      256;  // a part is a multiple of this: two blocks of the product's output, which go in pairs
   const auto element = static_cast<Index>(size_of(dtype));
   Index parts = 1;
   while (training && model_width % (2 * parts * kPartColumns) == 0 && rows * (model_width / parts) * element > kLarge)
@@ -103,6 +96,18 @@ int linear_slice(Index tokens, Index columns, Index inner) {
     if (best_rounds == 0 || slices * best_rounds > best * rounds) best = slices, best_rounds = rounds;
   }
   return static_cast<int>(((tokens + best - 1) / best + 63) / 64 * 64);
+}
+
+// A tile of a shared expert runs over all tokens. It should take no more than half of what a multiprocessor of a Hopper GPU
+// has to do in all, or the others wait for it: at the 16B shape it takes a fifth, at 32768 tokens with experts of 176 x 512
+// it would take four times as long. A multiple of 64, and the number of multiprocessors a constant, as in linear_slice().
+int shared_slice(Index tokens, Index shared, Index routed_rows, Index columns, Index inner) {
+  constexpr Index kBlocks = 132, kFewestTokens = 512;
+  if (routed_rows == 0 && shared == 1) return linear_slice(tokens, columns, inner);
+  const Index tiles = (columns + 127) / 128 * ((inner + 255) / 256);
+  const Index most = std::max(kFewestTokens, tiles * (shared * tokens + routed_rows) / kBlocks / 2);
+  const Index parts = (tokens + most - 1) / most;
+  return static_cast<int>(((tokens + parts - 1) / parts + 63) / 64 * 64);
 }
 
 // With few tokens the early look-up saves a round trip to memory; with many it would take registers from threads whose

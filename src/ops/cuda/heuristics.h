@@ -22,10 +22,6 @@ int linear_tile(Index tokens);
 
 // Whether packed matrices are unpacked in the products (up to 16 rows at a time), or before them for the bf16 kernels.
 bool unpacks_in_product(Index tokens, bool grouped);
-// Whether several warps share the columns of y that else one warp has; `small_blocks`: of 32 numbers. If not, tiles of 8
-// columns that a warp unpacks side by side.
-bool packed_together(const DeviceInfo& device, Index columns, bool small_blocks);
-int packed_tiles(const DeviceInfo& device, Index columns);
 
 // Whether x is gathered into rows by a pass of its own before the gate/up product, or in that product's loads.
 bool gathers_first(int token_tile);
@@ -46,6 +42,10 @@ inline int gate_slices(Index tokens) { return static_cast<int>((tokens + gate_sl
 
 // Tokens in one slice of the gradient of a matrix [columns, inner], whose partial sums are added up in order.
 int linear_slice(Index tokens, Index columns, Index inner);
+
+// Tokens in one part of a shared expert's gradient [columns, inner] beside that of routed experts with `routed_rows` in
+// all.
+int shared_slice(Index tokens, Index shared, Index routed_rows, Index columns, Index inner);
 
 // Whether combine() looks up a token's rows before the rows themselves are there.
 bool combines_early(const DeviceInfo& device, Index blocks);

@@ -51,6 +51,10 @@ struct WeightGrad {
   bool transposed;  // grad is [experts, D, m] instead of [experts, m, D]
   void* grad;
   bool f32, accumulate;
+  // Shared experts' tokens in parts of part_rows, a multiple of 64: their sums, f32 [parts, S, m, D] (or [D, m]), go here
+  // instead, and are to be added up.
+  int parts = 1, part_rows = 0;
+  float* partial = nullptr;
 };
 void weight_backward(const Sizes& s, const PlanView& plan, const WeightGrad& g, cudaStream_t stream);
 

@@ -11,6 +11,8 @@
 // which block draws it.
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/ptx.cuh"
@@ -180,17 +182,89 @@ __device__ __forceinline__ std::uint64_t over_columns(std::uint32_t address, int
 }
 __device__ __forceinline__ std::uint64_t over_rows(std::uint32_t address, int k) { return descriptor(address + k * 2048); }
 
-// 64 rows of a gradient from a warpgroup's accumulators: row(i) is where row i goes, or null.
+// Where a gradient of some heads goes.
+struct GradOutput {
+  void* to;  // [T, heads, kDim]
+  bool rounded;
+  const float *cos, *sin;  // as in AttentionGradArgs
+  int heads, head;
+};
+
+// Of four blocks of eight numbers a lane has word c of each; afterwards it has all four words of block c, c = lane % 4.
+__device__ __forceinline__ void exchange_words(std::uint32_t (&w)[4]) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool high = threadIdx.x & bit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const std::uint32_t got = __shfl_xor_sync(~0u, high ? w[i] : w[i + bit], bit);
+      if (high)
+        w[i] = got;
+      else
+        w[i + bit] = got;
+    }
+  }
+}
+
+// 64 rows of a gradient from a warpgroup's accumulators: row(i) is the batch's row that is row i, or under 0. What turned
+// together, column n and n + kDim / 2, is in one thread. Angles are read past the compiler's doubt that a store might
+// change them, four blocks of eight columns at a time.
 template <int kDim, class Row>
-__device__ __forceinline__ void store_rows(const float (&acc)[kDim / 2], float scale, Row&& row) {
+__device__ __forceinline__ void store_rows(const float (&acc)[kDim / 2], float scale, const GradOutput& out, Row&& row) {
+  constexpr int kHalf = kDim / 2, kTogether = 4;
   const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float* const to = row(warp * 16 + half * 8 + g);
-    if (!to) continue;
+    const int at = row(warp * 16 + half * 8 + g);
+    const std::size_t place = static_cast<std::size_t>(max(at, 0));
+    const std::size_t to = (place * out.heads + out.head) * kDim;
 #pragma unroll
-    for (int n = 0; n < kDim / 8; ++n)
-      *reinterpret_cast<float2*>(to + n * 8 + c) = {acc[4 * n + 2 * half] * scale, acc[4 * n + 2 * half + 1] * scale};
+    for (int n0 = 0; n0 < kHalf / 8; n0 += kTogether) {
+      float2 first[kTogether], second[kTogether];
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        const int i = 4 * (n0 + n) + 2 * half, j = i + kHalf / 2;
+        first[n] = {acc[i] * scale, acc[i + 1] * scale}, second[n] = {acc[j] * scale, acc[j + 1] * scale};
+      }
+      if (out.cos) {
+        float2 cos[kTogether], sin[kTogether];
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n) {
+          const std::size_t angle = place * kHalf + (n0 + n) * 8 + c;
+          cos[n] = __ldg(reinterpret_cast<const float2*>(out.cos + angle));
+          sin[n] = __ldg(reinterpret_cast<const float2*>(out.sin + angle));
+        }
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n) {
+          const float2 a = first[n], b = second[n];
+          first[n] = {__fmaf_rn(a.x, cos[n].x, __fmul_rn(b.x, sin[n].x)),
+                      __fmaf_rn(a.y, cos[n].y, __fmul_rn(b.y, sin[n].y))};
+          second[n] = {__fmaf_rn(b.x, cos[n].x, -__fmul_rn(a.x, sin[n].x)),
+                       __fmaf_rn(b.y, cos[n].y, -__fmul_rn(a.y, sin[n].y))};
+        }
+      }
+      if (out.rounded) {
+        std::uint32_t low[kTogether], high[kTogether];
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n)
+          low[n] = ptx::pack(first[n].x, first[n].y), high[n] = ptx::pack(second[n].x, second[n].y);
+        exchange_words(low);
+        exchange_words(high);
+        auto* const words = static_cast<__nv_bfloat16*>(out.to) + to + n0 * 8 + c * 4;
+        if (at >= 0) {
+          *reinterpret_cast<uint4*>(words) = {low[0], low[1], low[2], low[3]};
+          *reinterpret_cast<uint4*>(words + kHalf) = {high[0], high[1], high[2], high[3]};
+        }
+      } else if (at >= 0) {
+        auto* const numbers = static_cast<float*>(out.to) + to + n0 * 8 + c;
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n) {
+          *reinterpret_cast<float2*>(numbers + n * 8) = first[n];
+          *reinterpret_cast<float2*>(numbers + kHalf + n * 8) = second[n];
+        }
+      }
+    }
   }
 }
 

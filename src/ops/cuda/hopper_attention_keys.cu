@@ -174,12 +174,12 @@ struct Piece {
     ring.advance();
   }
 
-  __device__ __forceinline__ void store(float* to, const float (&sum)[kDim / 2], float scale) const {
-    const int head = args.first_kv_head + item.head;
-    store_rows<kDim>(sum, scale, [&](int i) -> float* {
+  __device__ __forceinline__ void store(void* to, const float (&sum)[kDim / 2], float scale, bool turned) const {
+    const GradOutput out{to,          args.to.rounded,  turned ? args.to.cos : nullptr,
+                         args.to.sin, args.to.kv_heads, args.first_kv_head + item.head};
+    store_rows<kDim>(sum, scale, out, [&](int i) {
       const int row = key * kGradRows + i;
-      if (row >= item.rows) return nullptr;
-      return to + (static_cast<std::size_t>(item.first_row + row) * args.to.kv_heads + head) * kDim;
+      return row < item.rows ? item.first_row + row : -1;
     });
   }
 };
@@ -207,8 +207,8 @@ __device__ __forceinline__ void consume(const Args& args, const Memory<kDim>& m,
     }
     release(m.base + Map::kItemEmpty);
     if (piece.key >= end) continue;
-    piece.store(args.to.dk, piece.dk, args.to.scale);
-    piece.store(args.to.dv, piece.dv, 1.0f);
+    piece.store(args.to.dk, piece.dk, args.to.scale, /*turned=*/true);
+    piece.store(args.to.dv, piece.dv, 1.0f, /*turned=*/false);
   }
 }
 

@@ -91,15 +91,14 @@ __device__ __forceinline__ void consume(const Args& args, const Memory<kDim>& m,
       release(ring.empty_barrier());
       ring.advance();
     }
+    const GradOutput out{args.to.dq, args.to.rounded, args.to.cos, args.to.sin, args.to.heads, args.first_head + item.head};
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      store_rows<kDim>(dq[i], args.to.scale, [&](int at) -> float* {
+      store_rows<kDim>(dq[i], args.to.scale, out, [&](int at) {
         // The order in which hopper_attention_keys.cu stores queries.
         const int query = at / 32 * 32 + at / 2 % 4 * 8 + at / 8 % 4 * 2 + at % 2;
         const int row = (first + own + i) * kGradRows + query;
-        if (row >= item.rows) return nullptr;
-        const int head = args.first_head + item.head;
-        return args.to.dq + (static_cast<std::size_t>(item.first_row + row) * args.to.heads + head) * kDim;
+        return row < item.rows ? item.first_row + row : -1;
       });
   }
 }

@@ -11,20 +11,28 @@ namespace {
 
 constexpr int kMost = kMostProjections;
 
-// Several matrices that the same rows are multiplied with: their blocks are numbered one after another.
+// Several matrices that the same rows are multiplied with: their blocks are numbered one after another. Or, with weights
+// read the other way, a sum of products of several rows and matrices: their k blocks are.
 struct Args {
   CUtensorMap weights[kMost];
-  CUtensorMap rows, narrow_rows;
+  CUtensorMap rows[kMost], narrow_rows[kMost];
   TileSource tiles;
   void* y[kMost];
   int columns[kMost], first_block[kMost];  // of unused ones: past the last block
-  int k_blocks;
-  bool accumulate;  // add to y, which is f32
+  int first_k[kMost];                      // likewise, of k blocks
+  int k_blocks;                            // of all
+  bool accumulate;                         // add to y, which is f32
 
   __device__ __forceinline__ int matrix_of(int m_block) const {
     int i = 0;
 #pragma unroll
     for (int j = 1; j < kMost; ++j) i += m_block >= first_block[j];
+    return i;
+  }
+  __device__ __forceinline__ int product_of(int kb) const {
+    int i = 0;
+#pragma unroll
+    for (int j = 1; j < kMost; ++j) i += kb >= first_k[j];
     return i;
   }
 };
@@ -75,18 +83,36 @@ struct Consumer {
 
 template <class C, bool kTransposedWeights>
 __device__ __forceinline__ void load_weights(const Args& args, int m_block, const Ring<C>& ring, int kb) {
-  const int matrix = args.matrix_of(m_block);
+  const int matrix = kTransposedWeights ? 0 : args.matrix_of(m_block);
   for (int i = 0; i < C::kBlocks; ++i) {
     const int m = ((m_block - args.first_block[matrix]) * C::kBlocks + i) * C::kTileM;
     const std::uint32_t to = ring.a() + i * C::kBlockBytesA;
     if constexpr (kTransposedWeights) {
-      ptx::tma_load(to, &args.weights[matrix], ring.full_barrier(), m, kb * kTileK);
-      ptx::tma_load(to + 8192, &args.weights[matrix], ring.full_barrier(), m + 64, kb * kTileK);
+      const int product = args.product_of(kb), k = (kb - args.first_k[product]) * kTileK;
+      ptx::tma_load(to, &args.weights[product], ring.full_barrier(), m, k);
+      ptx::tma_load(to + 8192, &args.weights[product], ring.full_barrier(), m + 64, k);
     } else {
       ptx::tma_load(to, &args.weights[matrix], ring.full_barrier(), kb * kTileK, m);
     }
   }
 }
+
+// Where the rows of a tile are, for each of several products.
+template <class C>
+struct ProductRows {
+  const Args& args;
+  const Tile& tile;
+
+  __device__ __forceinline__ RowBoxes<C> of(int product) const {
+    return {&args.rows[product], &args.narrow_rows[product], tile.row, tile.rows};
+  }
+  __device__ __forceinline__ std::uint32_t bytes() const { return of(0).bytes(); }
+  template <bool kTransposedWeights>
+  __device__ __forceinline__ void load(const Ring<C>& ring, int kb) const {
+    const int product = kTransposedWeights ? args.product_of(kb) : 0;
+    of(product).load(ring, kTransposedWeights ? kb - args.first_k[product] : kb);
+  }
+};
 
 // The weights do not depend on the kernel ahead: the first stages of them are requested before it has ended.
 template <class C, bool kTransposedWeights>
@@ -96,7 +122,7 @@ __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
   loop.assume_plan();
   bool early = true;
   while (loop.next(tile)) {
-    const RowBoxes<C> boxes(&args.rows, &args.narrow_rows, tile.row, tile.rows);
+    const ProductRows<C> boxes{args, tile};
     int kb = 0;
     if (early) {
       Ring<C> ahead = ring;
@@ -106,13 +132,13 @@ __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
       }
       ptx::wait_for_previous_kernel();
       early = false;
-      for (int i = 0; i < kb; ++i, ring.advance()) boxes.load(ring, i);
+      for (int i = 0; i < kb; ++i, ring.advance()) boxes.template load<kTransposedWeights>(ring, i);
     }
     for (; kb < args.k_blocks; ++kb, ring.advance()) {
       ring.wait_empty();
       ptx::barrier_arrive_expect(ring.full_barrier(), C::kBytesA + boxes.bytes());
       load_weights<C, kTransposedWeights>(args, tile.m_block, ring, kb);
-      boxes.load(ring, kb);
+      boxes.template load<kTransposedWeights>(ring, kb);
     }
   }
 }
@@ -171,31 +197,36 @@ void linear(const LinearSizes& s, const bf16* x, std::span<const LinearMatrix> m
             cudaStream_t stream) {
   const auto k = static_cast<std::uint64_t>(s.inner), t = static_cast<std::uint64_t>(s.rows);
   Args args{};
-  args.rows = tensor_map(x, {k, t}, {k}, {kTileK, kBoxRows});
-  args.narrow_rows = tensor_map(x, {k, t}, {k}, {kTileK, 8});
+  args.rows[0] = tensor_map(x, {k, t}, {k}, {kTileK, kBoxRows});
+  args.narrow_rows[0] = tensor_map(x, {k, t}, {k}, {kTileK, 8});
   args.k_blocks = (s.inner + kTileK - 1) / kTileK;
   y_dtype == DType::kF32 ? run<float>(args, s, matrices, stream) : run<bf16>(args, s, matrices, stream);
 }
 
-// The "columns" of this product are W's K, and its depth W's N.
-void linear_backward_input(const LinearGradSizes& s, const bf16* dy, const bf16* w, float* dx, bool accumulate,
-                           cudaStream_t stream) {
+// The "columns" of this product are W's K, and its depth the Ns, each rounded up to whole blocks: past its end a product
+// has zeros.
+void linear_backward_input(const LinearSizes& s, std::span<const LinearInputGrad> products, void* dx, DType dx_dtype,
+                           bool accumulate, cudaStream_t stream) {
   using C = WidePair;
-  const auto n = static_cast<std::uint64_t>(s.columns), k = static_cast<std::uint64_t>(s.inner),
-             t = static_cast<std::uint64_t>(s.rows);
+  const auto k = static_cast<std::uint64_t>(s.inner), t = static_cast<std::uint64_t>(s.rows);
   Args args{};
-  args.rows = tensor_map(dy, {n, t}, {n}, {kTileK, kBoxRows});
-  args.narrow_rows = tensor_map(dy, {n, t}, {n}, {kTileK, 8});
-  args.k_blocks = (s.columns + kTileK - 1) / kTileK;
+  for (std::size_t i = 0; i < kMost; ++i) {
+    args.first_k[i] = args.k_blocks;
+    if (i >= products.size()) continue;
+    const auto n = static_cast<std::uint64_t>(products[i].columns);
+    args.rows[i] = tensor_map(products[i].dy, {n, t}, {n}, {kTileK, kBoxRows});
+    args.narrow_rows[i] = tensor_map(products[i].dy, {n, t}, {n}, {kTileK, 8});
+    args.weights[i] = tensor_map(products[i].w, {k, n}, {k}, {64, kTileK});
+    args.k_blocks += (products[i].columns + kTileK - 1) / kTileK;
+  }
   args.accumulate = accumulate;
-  args.weights[0] = tensor_map(w, {k, n}, {k}, {64, kTileK});
   args.y[0] = dx;
   args.columns[0] = s.inner;
   const int blocks = (s.inner + C::kTileM - 1) / C::kTileM;
   // Blocks past the end of the only matrix, which a pair may have, are its own too, and write nothing.
   for (int i = 1; i < kMost; ++i) args.first_block[i] = blocks + 1;
   args.tiles = {nullptr, nullptr, blocks, 1, s.rows, C::kTokens};
-  launch_tiles<C>(linear_kernel<C, float, true>, args, stream);
+  launch_tiles<C>(dx_dtype == DType::kF32 ? linear_kernel<C, float, true> : linear_kernel<C, bf16, true>, args, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

@@ -7,6 +7,7 @@
 #include "ops/cuda/linear.h"
 #include "ops/cuda/numbers.cuh"
 #include "ops/cuda/tensor_map.h"
+#include "ops/cuda/turn.cuh"
 
 namespace dsmoe::cuda::hopper {
 
@@ -143,51 +144,20 @@ struct Store {
   }
 };
 
-// q, k and v of new tokens: q turned, k turned and in the cache, v in the cache. A block has 8 neighbours of the first half
-// of a head and their partners in the second half. Numbers are rounded as where they go through memory (rope.cu).
-struct Turn {
+// q, k and v of new tokens (hopper_turn.cuh): a block has 8 neighbours of the first half of a head and their partners.
+struct TurnAndKeep {
+  __device__ __forceinline__ TurnAndKeep(const Args& args, int matrix, int unit)
+      : turn(args.turn, args.rows, matrix, unit) {}
   static __device__ __forceinline__ void load(const Args& args, int matrix, int unit, int k, std::uint32_t to,
                                               std::uint32_t barrier) {
     const int per_head = args.turn.half / 8;
     ptx::tma_load(to, &args.weights[matrix], barrier, k, 0, 0, unit % per_head, unit / per_head);
   }
-  // The angles, and where the rows go: looked up before the products, which take long enough for them to arrive.
-  __device__ __forceinline__ Turn(const Args& args, int matrix, int unit) {
-    const int half = args.turn.half, place = place_of(args, unit);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = min(row_of(i), args.rows - 1);
-      cos[i] = matrix < 2 ? args.turn.cos[row * half + place] : 1.0f;
-      sin[i] = matrix < 2 ? args.turn.sin[row * half + place] : 0.0f;
-      to[i] = matrix == 0 ? row : args.turn.cache_row[row];
-    }
-  }
-  static __device__ __forceinline__ int place_of(const Args& args, int unit) {
-    return unit % (args.turn.half / 8) * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
-  }
-  static __device__ __forceinline__ int row_of(int i) { return i / 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2; }
-
   template <int kTiles>
-  __device__ __forceinline__ void store(const Args& args, int matrix, int unit, const float (&acc)[kTiles][4]) const {
-    const int half = args.turn.half, columns = args.columns[matrix];
-    const int column = unit / (half / 8) * 2 * half + place_of(args, unit);
-#pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) {
-      if (row_of(i) >= args.rows) continue;
-      bf16 first = __float2bfloat16_rn(acc[i / 2][i % 2]), second = __float2bfloat16_rn(acc[i / 2][i % 2 + 2]);
-      if (matrix < 2) {
-        const float a = to_float(first), b = to_float(second);
-        from_float(fmaf(a, cos[i], -__fmul_rn(b, sin[i])), first);
-        from_float(fmaf(b, cos[i], __fmul_rn(a, sin[i])), second);
-      }
-      bf16* const out = static_cast<bf16*>(args.y[matrix]) + static_cast<std::size_t>(to[i]) * columns + column;
-      out[0] = first;
-      out[half] = second;
-    }
+  __device__ __forceinline__ void store(const Args& args, int matrix, int, const float (&acc)[kTiles][4]) const {
+    turn.store(acc, args.y[matrix], args.columns[matrix]);
   }
-
-  float cos[4], sin[4];
-  int to[4];
+  Turn turn;
 };
 
 template <int kStages, class X, class Out>
@@ -282,7 +252,7 @@ void project_few(const LinearSizes& s, const bf16* x, std::span<const LinearMatr
     return tensor_map(m.w, {k, 8, 2, half / 8, static_cast<std::uint64_t>(m.columns) / (2 * half)},
                       {k, half * k, 8 * k, 2 * half * k}, {kBoxK, 8, 2, 1, 1});
   });
-  run<Turn>(s, args, blocks, stream);
+  run<TurnAndKeep>(s, args, blocks, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

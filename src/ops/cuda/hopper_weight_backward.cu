@@ -17,6 +17,10 @@ struct Args {
   const std::int32_t* row_offset;
   const std::int32_t* sorted_offset;
   int slice;  // > 0: the products are over slices of this many tokens instead of over experts
+  // A shared expert has all tokens: a tile of it would be worked on when all others are done. So its tokens are cut into
+  // `parts` of `part_rows`, a multiple of kTileK, whose sums go to partial [parts, shared, grad of an expert]; 1: not cut.
+  int parts = 1, part_rows = 0;
+  float* partial = nullptr;
   void* grad;
   int experts, shared, tokens, m_blocks, n_blocks, m, width;
   bool transposed, f32, accumulate;
@@ -25,26 +29,35 @@ struct Args {
   int cluster, rounds;  // Turns
 
   __device__ __forceinline__ int per_expert() const { return m_blocks * n_blocks / cluster; }
-  __device__ __forceinline__ int total() const { return experts * per_expert(); }
+  __device__ __forceinline__ int total() const { return (experts + shared * (parts - 1)) * per_expert(); }
 };
 
 template <class C>
 __device__ __forceinline__ Turns grad_turns(const Args& args) {
   const int blocks = gridDim.x / C::kCluster;
-  return {static_cast<int>(blockIdx.x / C::kCluster), blocks, args.shared * args.per_expert(), args.rounds};
+  return {static_cast<int>(blockIdx.x / C::kCluster), blocks, args.shared * args.parts * args.per_expert(), args.rounds};
 }
 
 // Output tile of one expert, and the rows of A and B that make it.
 struct GradTile {
   int expert, m0, n0, a_row, b_row, rows;
   bool sorted;
+  float* partial;  // of a part of a shared expert: where its sums go
+
+  // f32 gradients of this tile's expert.
+  __device__ __forceinline__ float* gradient(const Args& args) const {
+    return partial ? partial : static_cast<float*>(args.grad) + static_cast<std::size_t>(expert) * args.m * args.width;
+  }
+  __device__ __forceinline__ bool adds(const Args& args) const { return args.accumulate && !partial; }
 };
 
 template <class C, bool kAlongN>
 __device__ __forceinline__ GradTile find(const Args& args, int id) {
   constexpr int kWidth = C::kCluster;
   const int groups = kAlongN ? args.m_blocks : args.m_blocks / kWidth;
-  const int e = id / args.per_expert(), local = id % args.per_expert(), n_groups = args.per_expert() / groups;
+  const int place = id / args.per_expert(), local = id % args.per_expert(), n_groups = args.per_expert() / groups;
+  const bool part_of_shared = args.parts > 1 && place < args.shared * args.parts;
+  const int e = part_of_shared ? place / args.parts : place - args.shared * (args.parts - 1);
   const int m_group = args.n_first ? local / n_groups : local % groups;
   const int n_group = args.n_first ? local % n_groups : local / groups;
   GradTile tile;
@@ -52,9 +65,16 @@ __device__ __forceinline__ GradTile find(const Args& args, int id) {
   tile.m0 = (m_group * (kAlongN ? 1 : kWidth) + (kAlongN ? 0 : rank<C>())) * kTileM;
   tile.n0 = (n_group * (kAlongN ? kWidth : 1) + (kAlongN ? rank<C>() : 0)) * kTileN;
   tile.sorted = false;
+  tile.partial = nullptr;
   if (args.slice > 0) {
     tile.a_row = tile.b_row = e * args.slice;
     tile.rows = min(args.slice, args.tokens - e * args.slice);
+  } else if (part_of_shared) {
+    const int part = place % args.parts;
+    tile.b_row = part * args.part_rows;
+    tile.a_row = e * args.tokens + tile.b_row;
+    tile.rows = min(args.part_rows, args.tokens - tile.b_row);
+    tile.partial = args.partial + static_cast<std::size_t>(part * args.shared + e) * args.m * args.width;
   } else if (e < args.shared) {
     tile.a_row = e * args.tokens;
     tile.b_row = 0;
@@ -68,6 +88,24 @@ __device__ __forceinline__ GradTile find(const Args& args, int id) {
   return tile;
 }
 
+// Neighbouring bytes into the second-level cache: a multiple of 16, from an address that is one too.
+__device__ __forceinline__ void bulk_prefetch(const void* address, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
+}
+
+// What the epilogue will add to is fetched into the cache meanwhile: some rows of the tile with every step.
+__device__ __forceinline__ void prefetch_gradient(const Args& args, const GradTile& tile, int step) {
+  constexpr int kRows = 16;  // of a step
+  const int rows = args.transposed ? min(kTileN, args.width - tile.n0) : min(kTileM, args.m - tile.m0);
+  const int columns = args.transposed ? min(kTileM, args.m - tile.m0) : min(kTileN, args.width - tile.n0);
+  if (columns <= 0) return;
+  const std::size_t stride = args.transposed ? args.m : args.width;
+  const float* const first =
+      tile.gradient(args) + (args.transposed ? tile.n0 * stride + tile.m0 : tile.m0 * stride + tile.n0);
+  for (int row = step * kRows; row < min(rows, (step + 1) * kRows); ++row)
+    bulk_prefetch(first + row * stride, columns * sizeof(float));
+}
+
 template <class C, bool kAlongN>
 __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
   constexpr int kWidth = C::kCluster;
@@ -75,6 +113,7 @@ __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
   for (int id; (id = turns.next()) < args.total();) {
     const GradTile tile = find<C, kAlongN>(args, id);
     const CUtensorMap* map = tile.sorted ? &args.sorted : &args.b;
+    const bool fetches = args.f32 && tile.adds(args);
     for (int k = 0; k < tile.rows; k += kTileK, ring.advance()) {
       ring.wait_empty();
       const std::uint32_t bar = ring.full_barrier();
@@ -91,46 +130,68 @@ __device__ __forceinline__ void produce(const Args& args, Ring<C>& ring) {
         else
           ptx::tma_load(ring.b() + i * 8192, map, bar, tile.n0 + i * 64, tile.b_row + k);
       }
+      if (fetches) prefetch_gradient(args, tile, k / kTileK);
     }
   }
 }
 
-__device__ __forceinline__ void put_f32(float* out, float v, bool accumulate) { *out = accumulate ? *out + v : v; }
-__device__ __forceinline__ void put_f32(float2* out, float2 v, bool accumulate) {
-  if (accumulate) {
-    const float2 old = *out;
-    v = {old.x + v.x, old.y + v.y};
+// kCount numbers (float or float2) of a row that are `stride` apart, those that are `there`: all loads come before the
+// first store, which may be to the same memory for all that the compiler knows.
+template <int kCount, class V, class Value, class There>
+__device__ __forceinline__ void put_f32(V* out, std::size_t stride, bool add, Value&& value, There&& there) {
+  V old[kCount];
+  if (add) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (there(i)) old[i] = out[i * stride];
   }
-  *out = v;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    V v = value(i);
+    if constexpr (sizeof(V) == 8) {
+      if (add) v.x += old[i].x, v.y += old[i].y;
+    } else {
+      if (add) v += old[i];
+    }
+    if (there(i)) out[i * stride] = v;
+  }
 }
 
 // f32 gradients go straight to memory: eight lanes (transposed) or four lanes of pairs fill a 32-byte sector at once, which
 // is what memory takes.
 __device__ __forceinline__ void store_f32(const Args& args, const GradTile& tile, const float (&acc)[kTileN / 2],
                                           int group) {
+  constexpr int kTogether = 16, kAll = kTileN / 8;
   const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4 * 2;
-  float* grad = static_cast<float*>(args.grad) + static_cast<std::size_t>(tile.expert) * args.m * args.width;
+  float* const grad = tile.gradient(args);
+  const bool add = tile.adds(args);
   const int first = tile.m0 + group * 64 + warp * 16 + g;
-  if (!args.transposed) {
 #pragma unroll
-    for (int j = 0; j < kTileN / 8; ++j)
+  for (int half = 0; half < 2; ++half) {
+    const int m = first + half * 8;
+    if (m >= args.m) continue;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int m = first + half * 8, n = tile.n0 + j * 8 + c;  // the width is even
+    for (int j0 = 0; j0 < kAll; j0 += kTogether) {
+      const int n = tile.n0 + j0 * 8 + c;  // the width is even
+      if (!args.transposed) {
         float* const to = grad + static_cast<std::size_t>(m) * args.width + n;
-        if (m < args.m && n < args.width)
-          put_f32(reinterpret_cast<float2*>(to), {acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]}, args.accumulate);
+        put_f32<kTogether>(
+            reinterpret_cast<float2*>(to), 4, add,
+            [&](int j) {
+              return float2{acc[4 * (j0 + j) + 2 * half], acc[4 * (j0 + j) + 2 * half + 1]};
+            },
+            [&](int j) { return n + j * 8 < args.width; });
+        continue;
       }
-    return;
-  }
 #pragma unroll
-  for (int j = 0; j < kTileN / 8; ++j)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int m = first + i / 2 * 8, n = tile.n0 + j * 8 + c + i % 2;
-      if (m < args.m && n < args.width)
-        put_f32(grad + static_cast<std::size_t>(n) * args.m + m, acc[4 * j + i], args.accumulate);
+      for (int i = 0; i < 2; ++i) {
+        float* const to = grad + static_cast<std::size_t>(n + i) * args.m + m;
+        put_f32<kTogether>(
+            to, static_cast<std::size_t>(8) * args.m, add, [&](int j) { return acc[4 * (j0 + j) + 2 * half + i]; },
+            [&](int j) { return n + i + j * 8 < args.width; });
+      }
     }
+  }
 }
 
 // bf16 gradients that are summed over calls: read, add, round.
@@ -174,7 +235,7 @@ __device__ __forceinline__ void store_direct(const Args& args, const GradTile& t
 template <class C>
 __device__ __forceinline__ void store(const Args& args, const GradTile& tile, float (&acc)[kTileN / 2],
                                       const Shared<C>& shared, int group) {
-  if (args.f32) return store_f32(args, tile, acc, group);
+  if (args.f32 || tile.partial) return store_f32(args, tile, acc, group);
   if (args.accumulate) add_bf16(args, tile, acc, group);
   const std::uint32_t staging = shared.staging + group * C::kStagingBytes;
   if (!args.transposed) return store_direct(args, tile, acc, staging, group);
@@ -250,10 +311,14 @@ void weight_backward(const Sizes& s, const PlanView& plan, const WeightGrad& g, 
   args.m = g.m;
   args.width = s.width;
   args.transposed = g.transposed;
-  // A shared expert has this many times the rows of an average routed expert.
+  // A shared expert, or a part of it, has this many times the rows of an average routed expert.
   const std::int64_t routed = s.rows - static_cast<std::int64_t>(s.shared) * s.tokens;
+  const int part_rows = g.parts > 1 ? g.part_rows : s.tokens;
   args.rounds = static_cast<int>(
-      routed > 0 ? (static_cast<std::int64_t>(s.tokens) * (s.experts - s.shared) + routed / 2) / routed : 0);
+      routed > 0 ? (static_cast<std::int64_t>(part_rows) * (s.experts - s.shared) + routed / 2) / routed : 0);
+  args.parts = g.parts;
+  args.part_rows = g.part_rows;
+  args.partial = g.partial;
   args.f32 = g.f32;
   args.accumulate = g.accumulate;
   run(args, stream);

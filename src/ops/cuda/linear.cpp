@@ -1,6 +1,7 @@
 #include "ops/linear.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "core/fail.h"
@@ -98,10 +99,28 @@ void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tens
   log("launch", "linear_backward_input path={} T={} N={} K={}", gpu::to_string(path), s.rows, s.columns, s.inner);
   auto* const to = static_cast<float*>(dx.raw_mutable());
   if (path == Path::kHopper)
-    gpu::hopper::linear_backward_input(s, bf16_of(dy), bf16_of(w), to, accumulate, ctx.stream());
+    gpu::hopper::linear_backward_input({s.rows, s.inner},
+                                       std::array{gpu::hopper::LinearInputGrad{bf16_of(dy), bf16_of(w), s.columns}}, to,
+                                       DType::kF32, accumulate, ctx.stream());
   else
     gpu::portable::linear_backward_input(s, dy.dtype(), path == Path::kMma, dy.raw(), w.raw(), to, accumulate,
                                          ctx.stream());
+}
+
+bool linear_backward_input(Context& ctx, std::span<const ProjectionGrad> products, Tensor& dx) {
+  const gpu::LinearSizes s{static_cast<int>(dx.dim(0)), static_cast<int>(dx.dim(1))};
+  std::vector<gpu::hopper::LinearInputGrad> together;
+  for (const auto& [dy, w] : products) {
+    require(on_gpu({dy, w, &dx}), "[linear_backward_input] the operands of a GPU's product are in its memory");
+    if (gpu::choose_path(dy->dtype(), s.inner, dy->dim(1)) != Path::kHopper) return false;
+    if (dy->dim(1) > 0) together.push_back({bf16_of(*dy), bf16_of(*w), static_cast<int>(dy->dim(1))});
+  }
+  if (together.empty() || together.size() > gpu::hopper::kMostProjections) return false;
+  if (dx.numel() == 0) return true;
+  log("launch", "linear_backward_input path=hopper T={} N={} K={} products={}", s.rows, together.front().columns, s.inner,
+      together.size());
+  gpu::hopper::linear_backward_input(s, together, dx.raw_mutable(), dx.dtype(), /*accumulate=*/false, ctx.stream());
+  return true;
 }
 
 void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Tensor& dw, bool accumulate) {

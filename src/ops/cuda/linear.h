@@ -45,7 +45,12 @@ struct TurnAndStore {
 };
 void project_few(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> qkv, const TurnAndStore& turn,
                  cudaStream_t stream);
-void linear_backward_input(const LinearGradSizes& s, const __nv_bfloat16* dy, const __nv_bfloat16* w, float* dx,
+// dx = the sum of up to kMostProjections products, each with an N of its own; it is f32 or, without `accumulate`, bf16.
+struct LinearInputGrad {
+  const __nv_bfloat16 *dy, *w;
+  int columns;  // N
+};
+void linear_backward_input(const LinearSizes& s, std::span<const LinearInputGrad> products, void* dx, DType dx_dtype,
                            bool accumulate, cudaStream_t stream);
 // Over slices of `slice` tokens, a multiple of 64: grad [slices, N, K]. Several of them fill a device where W is small.
 void linear_backward_weight(const LinearGradSizes& s, int slice, const __nv_bfloat16* dy, const __nv_bfloat16* x,

@@ -45,6 +45,7 @@ void fill_tables(Context&, SliceTables&, std::span<const Slice>) { not_built(); 
 Index keys_of(std::span<const Slice>) { not_built(); }
 void fill_normal(Context&, Tensor&, float, float, std::uint64_t) { not_built(); }
 void sample(Context&, Tensor&, Sampling&) { not_built(); }
+void copy_tokens(Context&, const Tensor&, const Tensor&, Tensor&) { not_built(); }
 void add(Context&, const Tensor&, Tensor&) { not_built(); }
 void convert(Context&, const Tensor&, Tensor&) { not_built(); }
 void add_bias(Context&, const Tensor&, Tensor&) { not_built(); }
@@ -56,8 +57,11 @@ void gradient_square(Context&, std::span<const AdamTensor>, Tensor&) { not_built
 Tensor cross_entropy(Context&, const Tensor&, const Tensor&, Tensor*, Tensor*, float) { not_built(); }
 void embedding_backward(Context&, const Tensor&, const Tensor&, Tensor&) { not_built(); }
 void linear_backward_input(Context&, const Tensor&, const Tensor&, Tensor&, bool) { not_built(); }
+bool linear_backward_input(Context&, std::span<const ProjectionGrad>, Tensor&) { not_built(); }
 void linear_backward_weight(Context&, const Tensor&, const Tensor&, Tensor&, bool) { not_built(); }
-void rms_norm_backward(Context&, const Tensor&, const Tensor&, const Tensor&, float, Tensor&, Tensor&) { not_built(); }
+void rms_norm_backward(Context&, const Tensor&, const Tensor&, const Tensor&, float, Tensor&, Tensor&, Tensor*) {
+  not_built();
+}
 void embedding(Context&, const Tensor&, const Tensor&, Tensor&) { not_built(); }
 void linear(Context&, const Tensor&, std::span<const Projection>) { not_built(); }
 Tensor packed(Context&, std::span<const Tensor>) { not_built(); }
@@ -68,7 +72,7 @@ void rope_angles(Context&, const Rope&, const Slices&, RopeAngles&) { not_built(
 void apply_rope(Context&, Tensor&, const RopeAngles&, bool) { not_built(); }
 Gated gated(Context&, const MoeConfig&, const Chosen&, Index, DType) { not_built(); }
 Plan plan_of_one(Context&, Index) { not_built(); }
-void add_rms_norm(Context&, const Tensor&, Tensor&, const Tensor&, float, Tensor&) { not_built(); }
+void add_rms_norm(Context&, const Tensor&, const Tensor&, const Tensor&, float, Tensor&, Tensor&) { not_built(); }
 void rotate_and_store(Context&, Tensor&, Tensor&, const Tensor&, const RopeAngles&, const Slices&, Tensor&, Tensor&) {
   not_built();
 }
@@ -81,7 +85,7 @@ void attention(Context&, const AttentionShape&, const Tensor&, const Tensor&, co
   not_built();
 }
 void attention_backward(Context&, const AttentionShape&, const Tensor&, const Tensor&, const Tensor&, const Slices&,
-                        const Tensor&, const Tensor&, const Tensor&, Tensor&, Tensor&, Tensor&) {
+                        const Tensor&, const Tensor&, const Tensor&, Tensor&, Tensor&, Tensor&, const RopeAngles*) {
   not_built();
 }
 Gated gate(Context&, const MoeConfig&, const Tensor&, const Tensor&, const Tensor&, Index, bool) { not_built(); }

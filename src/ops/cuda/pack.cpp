@@ -11,11 +11,11 @@
 
 namespace dsmoe::cuda::packed {
 
-int rows_at_once(int rows, int columns, int others) {
+int rows_at_once(int rows, int columns) {
   int device = 0, limit = 0;
   check_cuda(cudaGetDevice(&device), "device");
   check_cuda(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "attribute");
-  const int fit = (limit - others - 2048) / row_pitch(columns);  // 2048: the system's, and static memory
+  const int fit = (limit - 2048) / row_pitch(columns);  // 2048: the system's, and static memory
   require(fit > 0, "rows of {} numbers are too long for the shared memory of this GPU", columns);
   return std::min({rows, kFewRows, fit});
 }

@@ -26,6 +26,21 @@ __global__ void __launch_bounds__(kThreads)
   B::pack(from, row, quad, to + tile * kTileBytes<kType>);
 }
 
+// Words of a 4 x 4 square, a row of which each of four neighbouring lanes has, as columns: what was word i of lane q
+// becomes word q of lane i.
+__device__ __forceinline__ void transpose(std::uint32_t (&v)[4]) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; ++bit) {
+    const bool upper = threadIdx.x & bit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;  // words i and i + bit: one is sent, the other kept
+      const std::uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i + bit], bit);
+      (upper ? v[i] : v[i + bit]) = got;
+    }
+  }
+}
+
 // One warp per tile of one block.
 template <DType kType>
 __global__ void __launch_bounds__(kThreads) unpack_kernel(Matrix w, Unpacked out, Index tiles) {
@@ -36,19 +51,24 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(Matrix w, Unpacked out
   if (tile >= tiles) return;
   const int row_in_tile = threadIdx.x % 32 / 4, quad = threadIdx.x % 4, per_row = w.columns / B::kNumbers;
   const int row = static_cast<int>(tile / per_row) * kTileRows + row_in_tile, block = static_cast<int>(tile % per_row);
-  if (row >= w.rows) return;
-  const int group = row / out.group;
-  if (out.offsets && out.offsets[group] == out.offsets[group + 1]) return;
-  const auto lane = B::load_lane(static_cast<const std::uint8_t*>(w.data) + tile * kTileBytes<kType>, row_in_tile, quad);
+  const int group = min(row, w.rows - 1) / out.group;
+  const bool wanted = row < w.rows && !(out.offsets && out.offsets[group] == out.offsets[group + 1]);
+  if (!__any_sync(0xffffffffu, wanted)) return;
+  const auto lane =
+      load_lane<kType>(static_cast<const std::uint8_t*>(w.data) + tile * kTileBytes<kType>, row_in_tile, quad);
   bf16* const to = out.to + group * out.group_stride + (row - group * out.group) * out.ld;
 #pragma unroll
-  for (int s = 0; s < B::kNumbers / 16; ++s) {
-    std::uint32_t pairs[2];
-    B::step(lane, s, quad, pairs);
-    const int k = block * B::kNumbers + s * 16, part = k / out.part;
-    bf16* const at = to + part * out.part_stride + (k - part * out.part) + 2 * quad;
-    *reinterpret_cast<std::uint32_t*>(at) = pairs[0];
-    *reinterpret_cast<std::uint32_t*>(at + 8) = pairs[1];
+  for (int g = 0; g < B::kNumbers / 32; ++g) {
+    std::uint32_t pairs[2][2];
+    B::step(lane, 2 * g, quad, pairs[0]);
+    B::step(lane, 2 * g + 1, quad, pairs[1]);
+    // A lane has every fourth pair of 32 numbers; it stores eight neighbours.
+    std::uint32_t words[4] = {pairs[0][0], pairs[0][1], pairs[1][0], pairs[1][1]};
+    transpose(words);
+    const int k = block * B::kNumbers + g * 32 + 8 * quad, part = k / out.part;
+    if (wanted)
+      *reinterpret_cast<uint4*>(to + part * out.part_stride + (k - part * out.part)) = {words[0], words[1], words[2],
+                                                                                        words[3]};
   }
 }
 
@@ -70,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
       static_cast<const std::uint8_t*>(table.data) + static_cast<Index>(id / kTileRows) * per_row * kTileBytes<kType>;
   float* const to = x + static_cast<Index>(blockIdx.x) * table.columns;
   for (int block = threadIdx.x / 4; block < per_row; block += kThreads / 4) {
-    const auto lane = B::load_lane(tiles + static_cast<Index>(block) * kTileBytes<kType>, id % kTileRows, quad);
+    const auto lane = load_lane<kType>(tiles + static_cast<Index>(block) * kTileBytes<kType>, id % kTileRows, quad);
 #pragma unroll
     for (int s = 0; s < B::kNumbers / 16; ++s) {
       std::uint32_t pairs[2];

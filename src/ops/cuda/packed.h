@@ -46,14 +46,18 @@ void embedding(const Matrix& table, const std::int32_t* ids, int tokens, unsigne
 // y = x · Wᵀ for at most kFewRows rows and kMostProjections matrices: the same bits as the bf16 kernels give for what
 // unpack() makes of W.
 inline constexpr int kFewRows = 16, kMostProjections = 3;
-// So many rows of x fit into a block's shared memory beside `others` bytes; at most kFewRows.
-int rows_at_once(int rows, int columns, int others);
+// So many rows of x fit into a block's shared memory; at most kFewRows.
+int rows_at_once(int rows, int columns);
 struct Product {
   Matrix w;
   void* y;
   bool f32;
 };
 void linear_few(const LinearSizes& s, const bf16* x, std::span<const Product> products, cudaStream_t stream);
+
+// The same for q, k and v of new tokens, as hopper::project_few(): y of k and v is the cache. False where it does not fit.
+bool project_few(const LinearSizes& s, const bf16* x, std::span<const Product, 3> qkv, const hopper::TurnAndStore& turn,
+                 cudaStream_t stream);
 
 // The grouped products of few tokens as in hopper.h, over all experts of a layer. The S shared ones are one wide MLP.
 struct ExpertMatrices {
@@ -63,6 +67,10 @@ void gate_up_few(const Sizes& s, const PlanView& plan, const bf16* x, const Expe
                  bf16* h, cudaStream_t stream);
 // One row per token for all shared experts, then the routed rows.
 void down_few(const Sizes& s, const PlanView& plan, const bf16* h, const ExpertMatrices& down, bf16* out,
+              cudaStream_t stream);
+// The same for one token, where it fits, with the sum over its experts; weight [K].
+bool is_one_token(const Sizes& s);
+void down_one(const Sizes& s, const PlanView& plan, const bf16* h, const ExpertMatrices& down, const float* weight, bf16* y,
               cudaStream_t stream);
 
 }  // namespace dsmoe::cuda::packed

@@ -9,127 +9,17 @@
 // For the CPU too, where tests run it.
 #pragma once
 
-#include <bit>
-#include <cmath>
 #include <cstdint>
 
-#include "dsmoe/dtype.h"
-
-#ifdef __CUDACC__
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#define DSMOE_ANYWHERE __host__ __device__ __forceinline__
-#else
-#define DSMOE_ANYWHERE inline
-#endif
+#include "ops/cuda/packed_numbers.h"
 
 namespace dsmoe::cuda::packed {
 
 inline constexpr int kTileRows = 8;
 
-struct alignas(8) Words2 {
-  std::uint32_t v[2];
-};
-struct alignas(16) Words4 {
-  std::uint32_t v[4];
-};
-
-template <class T>
-DSMOE_ANYWHERE T load(const std::uint8_t* from) {
-  return *reinterpret_cast<const T*>(from);
-}
-template <class T>
-DSMOE_ANYWHERE void save(std::uint8_t* to, T value) {
-  *reinterpret_cast<T*>(to) = value;
-}
-
-DSMOE_ANYWHERE float half_to_float(std::uint16_t bits) {
-#ifdef __CUDA_ARCH__
-  return __half2float(__ushort_as_half(bits));
-#else
-  return static_cast<float>(Float16::from_bits(bits));
-#endif
-}
-
-// The f32 whose third byte is byte i of the word, below the byte `top`.
-template <std::uint32_t kTop>
-DSMOE_ANYWHERE float below(std::uint32_t word, int i) {
-#ifdef __CUDA_ARCH__
-  return __uint_as_float(__byte_perm(word, kTop << 24, 0x7044u | static_cast<unsigned>(i) << 8));
-#else
-  return std::bit_cast<float>(kTop << 24 | (word >> (8 * i) & 0xffu) << 16);
-#endif
-}
-// 128 + byte i of the word, which is below 128.
-DSMOE_ANYWHERE float above_128(std::uint32_t word, int i) { return below<0x43>(word, i); }
-// 32768 + byte i.
-DSMOE_ANYWHERE float above_32768(std::uint32_t word, int i) {
-#ifdef __CUDA_ARCH__
-  return __uint_as_float(__byte_perm(word, 0x47000000u, 0x7404u | static_cast<unsigned>(i) << 4));
-#else
-  return std::bit_cast<float>(0x47000000u | (word >> (8 * i) & 0xffu) << 8);
-#endif
-}
-
-DSMOE_ANYWHERE std::uint32_t bf16_pair(float low, float high) {
-#ifdef __CUDA_ARCH__
-  const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const std::uint32_t*>(&v);
-#else
-  return BFloat16(low).bits | static_cast<std::uint32_t>(BFloat16(high).bits) << 16;
-#endif
-}
-
-DSMOE_ANYWHERE std::uint32_t rotate_left(std::uint32_t word, int by) {
-#ifdef __CUDA_ARCH__
-  return __funnelshift_l(word, word, static_cast<unsigned>(by));  // modulo 32
-#else
-  return std::rotl(word, by);
-#endif
-}
-
-DSMOE_ANYWHERE std::uint16_t half_at(const std::uint8_t* bytes) {
-  return static_cast<std::uint16_t>(bytes[0] | bytes[1] << 8);
-}
-
-// The place in a row of number i < 4 of a lane's word of 16 numbers.
-DSMOE_ANYWHERE int place(int step, int quad, int i) { return 16 * step + 2 * quad + i % 2 + i / 2 * 8; }
-
-// (128 + code) * scale + offset of a word's four codes.
-DSMOE_ANYWHERE void scaled(std::uint32_t word, float scale, float offset, std::uint32_t (&pairs)[2]) {
-  float x[4];
-  for (int i = 0; i < 4; ++i) x[i] = fmaf(above_128(word, i), scale, offset);
-  pairs[0] = bf16_pair(x[0], x[1]), pairs[1] = bf16_pair(x[2], x[3]);
-}
-
-// Words of four-bit codes: of two steps, the first in the low halves.
-DSMOE_ANYWHERE std::uint32_t nibbles(std::uint32_t word, int odd) { return (odd ? word >> 4 : word) & 0x0f0f0f0fu; }
-template <class Code>
-DSMOE_ANYWHERE std::uint32_t pack_nibbles(int steps, int quad, Code code) {  // steps 2 * steps and 2 * steps + 1
-  std::uint32_t word = 0;
-  for (int i = 0; i < 8; ++i)
-    word |= static_cast<std::uint32_t>(code(place(2 * steps + i / 4, quad, i % 4)) & 15) << (i % 4 * 8 + i / 4 * 4);
-  return word;
-}
-
-// Fifth bits: one word for 32 numbers of a row; those of a lane's step lie at bit 2 quad + step of every byte.
-// kTo: the bit of every byte that they become.
-template <int kTo = 4>
-DSMOE_ANYWHERE std::uint32_t fifth_bits(std::uint32_t word, int quad, int step) {
-  return rotate_left(word, (32 + kTo - 2 * quad - step) & 31) & (0x01010101u << kTo);
-}
-template <class Code>
-DSMOE_ANYWHERE std::uint32_t pack_fifth_bits(int steps, Code code) {
-  std::uint32_t word = 0;
-  for (int i = 0; i < 32; ++i)
-    word |= static_cast<std::uint32_t>(code(place(2 * steps + i / 16, i / 4 % 4, i % 4)) >> 4 & 1)
-            << (i % 4 * 8 + i / 4 % 4 * 2 + i / 16);
-  return word;
-}
-
-// Each Block has: kNumbers and kBytes of one row's GGUF block; pack(), which writes what one lane has of a tile; Lane, what
-// a lane needs of it in registers; and step(), two pairs of bf16: a lane's part of 16 numbers. Those with kTwoWays also
-// have step<true>(), which takes fewer operations, for lanes that are near(): the same numbers.
+// Each Block has: kNumbers and kBytes of one row's GGUF block; pack(), which writes what one lane has of a tile; Raw, what
+// a lane loads of it; Lane, what it makes of that; and step(), two pairs of bf16: a lane's part of 16 numbers. Those with
+// kTwoWays also have step<true>(), which takes fewer operations, for lanes that are near(): the same numbers.
 template <DType>
 struct Block;
 
@@ -138,6 +28,10 @@ struct Block<DType::kQ8_0> {
   static constexpr bool kTwoWays = false;
   static constexpr int kNumbers = 32, kBytes = 34;
   static constexpr int kScales = 256;  // f16, behind the codes
+  struct Raw {
+    Words2 codes;
+    std::uint16_t scale;
+  };
   struct Lane {
     Words2 codes;
     float scale, offset;
@@ -147,9 +41,12 @@ struct Block<DType::kQ8_0> {
       tile[(4 * row + quad) * 8 + i] = static_cast<std::uint8_t>(block[2 + place(i / 4, quad, i % 4)] ^ 0x80);
     if (quad == 0) save(tile + kScales + row * 2, half_at(block));
   }
-  static DSMOE_ANYWHERE Lane load_lane(const std::uint8_t* tile, int row, int quad) {
-    const float scale = half_to_float(load<std::uint16_t>(tile + kScales + row * 2));
-    return {load<Words2>(tile + (4 * row + quad) * 8), scale, -(32768.0f + 128.0f) * scale};
+  static DSMOE_ANYWHERE Raw load_raw(const std::uint8_t* tile, int row, int quad) {
+    return {load_tile<Words2>(tile + (4 * row + quad) * 8), load_tile<std::uint16_t>(tile + kScales + row * 2)};
+  }
+  static DSMOE_ANYWHERE Lane lane(const Raw& raw) {
+    const float scale = half_to_float(raw.scale);
+    return {raw.codes, scale, -(32768.0f + 128.0f) * scale};
   }
   static DSMOE_ANYWHERE void step(const Lane& lane, int k16, int, std::uint32_t (&pairs)[2]) {
     float x[4];
@@ -163,6 +60,10 @@ struct Block<DType::kQ4_0> {
   static constexpr bool kTwoWays = false;
   static constexpr int kNumbers = 32, kBytes = 18;
   static constexpr int kScales = 128;
+  struct Raw {
+    std::uint32_t codes;
+    std::uint16_t scale;
+  };
   struct Lane {
     std::uint32_t codes;
     float scale, offset;
@@ -172,9 +73,12 @@ struct Block<DType::kQ4_0> {
     save(tile + (4 * row + quad) * 4, pack_nibbles(0, quad, code));
     if (quad == 0) save(tile + kScales + row * 2, half_at(block));
   }
-  static DSMOE_ANYWHERE Lane load_lane(const std::uint8_t* tile, int row, int quad) {
-    const float scale = half_to_float(load<std::uint16_t>(tile + kScales + row * 2));
-    return {load<std::uint32_t>(tile + (4 * row + quad) * 4), scale, -(128.0f + 8.0f) * scale};
+  static DSMOE_ANYWHERE Raw load_raw(const std::uint8_t* tile, int row, int quad) {
+    return {load_tile<std::uint32_t>(tile + (4 * row + quad) * 4), load_tile<std::uint16_t>(tile + kScales + row * 2)};
+  }
+  static DSMOE_ANYWHERE Lane lane(const Raw& raw) {
+    const float scale = half_to_float(raw.scale);
+    return {raw.codes, scale, -(128.0f + 8.0f) * scale};
   }
   static DSMOE_ANYWHERE void step(const Lane& lane, int k16, int, std::uint32_t (&pairs)[2]) {
     scaled(nibbles(lane.codes, k16), lane.scale, lane.offset, pairs);
@@ -186,6 +90,10 @@ struct Block<DType::kQ5_0> {
   static constexpr bool kTwoWays = false;
   static constexpr int kNumbers = 32, kBytes = 22;
   static constexpr int kHigh = 128, kScales = 160;
+  struct Raw {
+    std::uint32_t codes, high;
+    std::uint16_t scale;
+  };
   struct Lane {
     std::uint32_t codes, high;
     float scale, offset;
@@ -199,10 +107,13 @@ struct Block<DType::kQ5_0> {
     save(tile + kHigh + row * 4, pack_fifth_bits(0, code));
     save(tile + kScales + row * 2, half_at(block));
   }
-  static DSMOE_ANYWHERE Lane load_lane(const std::uint8_t* tile, int row, int quad) {
-    const float scale = half_to_float(load<std::uint16_t>(tile + kScales + row * 2));
-    return {load<std::uint32_t>(tile + (4 * row + quad) * 4), load<std::uint32_t>(tile + kHigh + row * 4), scale,
-            -(128.0f + 16.0f) * scale};
+  static DSMOE_ANYWHERE Raw load_raw(const std::uint8_t* tile, int row, int quad) {
+    return {load_tile<std::uint32_t>(tile + (4 * row + quad) * 4), load_tile<std::uint32_t>(tile + kHigh + row * 4),
+            load_tile<std::uint16_t>(tile + kScales + row * 2)};
+  }
+  static DSMOE_ANYWHERE Lane lane(const Raw& raw) {
+    const float scale = half_to_float(raw.scale);
+    return {raw.codes, raw.high, scale, -(128.0f + 16.0f) * scale};
   }
   static DSMOE_ANYWHERE void step(const Lane& lane, int k16, int quad, std::uint32_t (&pairs)[2]) {
     scaled(nibbles(lane.codes, k16) | fifth_bits(lane.high, quad, k16), lane.scale, lane.offset, pairs);
@@ -220,8 +131,7 @@ struct SixBitScales {
   float step, low;
   bool near;
 
-  static DSMOE_ANYWHERE SixBitScales load_row(const std::uint8_t* from) {
-    const auto h = load<Words4>(from);
+  static DSMOE_ANYWHERE SixBitScales of(const Words4& h) {
     SixBitScales s;
     s.scale[0] = h.v[1] & 0x3f3f3f3fu, s.minimum[0] = h.v[2] & 0x3f3f3f3fu;
     s.scale[1] = (h.v[3] & 0x0f0f0f0fu) | (h.v[1] >> 2 & 0x30303030u);
@@ -251,7 +161,7 @@ struct Nibbles256 {
   Words4 v[2];
 
   static DSMOE_ANYWHERE Nibbles256 load_lane(const std::uint8_t* tile, int lane) {
-    return {{load<Words4>(tile + lane * 16), load<Words4>(tile + 512 + lane * 16)}};
+    return {{load_tile<Words4>(tile + lane * 16), load_tile<Words4>(tile + 512 + lane * 16)}};
   }
   DSMOE_ANYWHERE std::uint32_t word(int k16) const { return v[k16 / 8].v[k16 / 2 % 4]; }
   DSMOE_ANYWHERE std::uint32_t of(int k16) const { return nibbles(word(k16), k16 % 2); }
@@ -271,6 +181,10 @@ struct Block<DType::kQ4_K> {
   static constexpr int kNumbers = 256, kBytes = 144;
   static constexpr int kScales = 1024;
   static constexpr bool kTwoWays = true;
+  struct Raw {
+    Nibbles256 codes;
+    Words4 scales;
+  };
   struct Lane {
     Nibbles256 codes;
     SixBitScales<16> scales;
@@ -282,9 +196,10 @@ struct Block<DType::kQ4_K> {
     if (quad == 0)
       for (int i = 0; i < 16; ++i) tile[kScales + row * 16 + i] = block[i];
   }
-  static DSMOE_ANYWHERE Lane load_lane(const std::uint8_t* tile, int row, int quad) {
-    return {Nibbles256::load_lane(tile, 4 * row + quad), SixBitScales<16>::load_row(tile + kScales + row * 16)};
+  static DSMOE_ANYWHERE Raw load_raw(const std::uint8_t* tile, int row, int quad) {
+    return {Nibbles256::load_lane(tile, 4 * row + quad), load_tile<Words4>(tile + kScales + row * 16)};
   }
+  static DSMOE_ANYWHERE Lane lane(const Raw& raw) { return {raw.codes, SixBitScales<16>::of(raw.scales)}; }
   template <bool kNear = false>
   static DSMOE_ANYWHERE void step(const Lane& lane, int k16, int, std::uint32_t (&pairs)[2]) {
     const std::uint32_t codes = kNear ? lane.codes.shifted<3>(k16) | 0x80808080u : lane.codes.of(k16);
@@ -297,6 +212,10 @@ struct Block<DType::kQ5_K> {
   static constexpr int kNumbers = 256, kBytes = 176;
   static constexpr int kHigh = 1024, kScales = 1280;
   static constexpr bool kTwoWays = true;
+  struct Raw {
+    Nibbles256 codes;
+    Words4 high[2], scales;
+  };
   struct Lane {
     Nibbles256 codes;
     Words4 high[2];
@@ -312,11 +231,14 @@ struct Block<DType::kQ5_K> {
     for (int g = 0; g < 8; ++g) save(tile + kHigh + row * 32 + g * 4, pack_fifth_bits(g, code));
     for (int i = 0; i < 16; ++i) tile[kScales + row * 16 + i] = block[i];
   }
-  static DSMOE_ANYWHERE Lane load_lane(const std::uint8_t* tile, int row, int quad) {
+  static DSMOE_ANYWHERE Raw load_raw(const std::uint8_t* tile, int row, int quad) {
     const std::uint8_t* const high = tile + kHigh + row * 32;
     return {Nibbles256::load_lane(tile, 4 * row + quad),
-            {load<Words4>(high), load<Words4>(high + 16)},
-            SixBitScales<32>::load_row(tile + kScales + row * 16)};
+            {load_tile<Words4>(high), load_tile<Words4>(high + 16)},
+            load_tile<Words4>(tile + kScales + row * 16)};
+  }
+  static DSMOE_ANYWHERE Lane lane(const Raw& raw) {
+    return {raw.codes, {raw.high[0], raw.high[1]}, SixBitScales<32>::of(raw.scales)};
   }
   template <bool kNear = false>
   static DSMOE_ANYWHERE void step(const Lane& lane, int k16, int quad, std::uint32_t (&pairs)[2]) {
@@ -332,6 +254,11 @@ struct Block<DType::kQ6_K> {
   static constexpr bool kTwoWays = false;
   static constexpr int kNumbers = 256, kBytes = 210;
   static constexpr int kHigh = 1024, kScales = 1536, kScale = 1664;
+  struct Raw {
+    Nibbles256 codes;
+    Words4 high, scales;
+    std::uint16_t scale;
+  };
   struct Lane {
     Nibbles256 codes;
     Words4 high;    // bits 4 and 5: of step k16, bits 2 (k16 % 4) and the next of every byte of word k16 / 4
@@ -355,10 +282,11 @@ struct Block<DType::kQ6_K> {
     for (int i = 0; i < 16; ++i) tile[kScales + row * 16 + i] = static_cast<std::uint8_t>(block[192 + i] ^ 0x80);
     save(tile + kScale + row * 2, half_at(block + 208));
   }
-  static DSMOE_ANYWHERE Lane load_lane(const std::uint8_t* tile, int row, int quad) {
-    return {Nibbles256::load_lane(tile, 4 * row + quad), load<Words4>(tile + kHigh + (4 * row + quad) * 16),
-            load<Words4>(tile + kScales + row * 16), half_to_float(load<std::uint16_t>(tile + kScale + row * 2))};
+  static DSMOE_ANYWHERE Raw load_raw(const std::uint8_t* tile, int row, int quad) {
+    return {Nibbles256::load_lane(tile, 4 * row + quad), load_tile<Words4>(tile + kHigh + (4 * row + quad) * 16),
+            load_tile<Words4>(tile + kScales + row * 16), load_tile<std::uint16_t>(tile + kScale + row * 2)};
   }
+  static DSMOE_ANYWHERE Lane lane(const Raw& raw) { return {raw.codes, raw.high, raw.scales, half_to_float(raw.scale)}; }
   static DSMOE_ANYWHERE void step(const Lane& lane, int k16, int, std::uint32_t (&pairs)[2]) {
     const int f = k16 % 4;
     const std::uint32_t word = lane.high.v[k16 / 4], high = f < 2 ? word << (4 - 2 * f) : word >> (2 * f - 4);
@@ -369,6 +297,12 @@ struct Block<DType::kQ6_K> {
 
 template <DType kType>
 inline constexpr int kTileBytes = kTileRows* Block<kType>::kBytes;
+
+// What a lane makes of a tile in memory.
+template <DType kType>
+DSMOE_ANYWHERE typename Block<kType>::Lane load_lane(const std::uint8_t* tile, int row, int quad) {
+  return Block<kType>::lane(Block<kType>::load_raw(tile, row, quad));
+}
 
 // Bytes from one row of x in shared memory to the next: an odd multiple of 64, of which columns, a multiple of 32, are one.
 DSMOE_ANYWHERE int row_pitch(int columns) { return columns * 2 / 128 * 128 + 64; }

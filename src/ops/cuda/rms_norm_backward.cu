@@ -48,7 +48,7 @@ __device__ Factors factors_of(const Y* dy, const float* x, const W* weight, floa
 template <int kVector, class Y, class W>
 __global__ void __launch_bounds__(kThreads)
     rms_norm_backward_kernel(const Y* dy, const float* x, const W* weight, float eps, int tokens, int width, float* dx,
-                             float* partial) {
+                             gpu::bf16* rounded, float* partial) {
   __shared__ Factors factors[kRows];
   gpu::ptx::wait_for_previous_kernel();
   gpu::ptx::let_next_kernel_start();
@@ -76,6 +76,12 @@ __global__ void __launch_bounds__(kThreads)
         sum.v[i] = fmaf(scaled, in.v[i], sum.v[i]);
       }
       gpu::store(out, dx + at);
+      if (rounded) {
+        gpu::Pack<gpu::bf16, kVector> narrow;
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) gpu::from_float(out.v[i], narrow.v[i]);
+        gpu::store(narrow, rounded + at);
+      }
     }
     gpu::store(sum, partial + static_cast<Index>(blockIdx.x) * width + c);
   }
@@ -84,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& weight, float eps, Tensor& dx,
-                       Tensor& dweight) {
+                       Tensor& dweight, Tensor* rounded) {
   if (x.numel() == 0) return;
   const auto tokens = static_cast<int>(x.dim(0)), width = static_cast<int>(x.dim(1));
   const int pieces = (tokens + kRows - 1) / kRows;
@@ -95,7 +101,8 @@ void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Te
       const auto kernel = width % 4 == 0 ? rms_norm_backward_kernel<4, Y, W> : rms_norm_backward_kernel<1, Y, W>;
       gpu::launch(kernel, static_cast<unsigned>(pieces), kThreads, 0, ctx.stream(), static_cast<const Y*>(dy.raw()),
                   static_cast<const float*>(x.raw()), static_cast<const W*>(weight.raw()), eps, tokens, width,
-                  static_cast<float*>(dx.raw_mutable()), sums);
+                  static_cast<float*>(dx.raw_mutable()),
+                  rounded ? static_cast<gpu::bf16*>(rounded->raw_mutable()) : nullptr, sums);
     });
   });
   gpu::add_pieces(sums, pieces, width, static_cast<float*>(dweight.raw_mutable()), ctx.stream());

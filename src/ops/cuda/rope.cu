@@ -1,9 +1,11 @@
 // Rotary positions on a GPU. The frequencies are the host's; angles are rounded as on the CPU (ops/rope.cpp).
+#include <type_traits>
 #include <vector>
 
 #include "ops/cuda/launch.h"
 #include "ops/cuda/numbers.cuh"
 #include "ops/cuda/ptx.cuh"
+#include "ops/cuda/q8_0.cuh"
 #include "ops/cuda/slices.h"
 #include "ops/rope.h"
 
@@ -43,21 +45,27 @@ __global__ void __launch_bounds__(kThreads) angles_kernel(const __grid_constant_
   a.sin[i] = static_cast<float>(s);
 }
 
-// One thread per pair of numbers that turn together.
-template <class T>
+// One thread per kVector neighbouring pairs of numbers that turn together.
+template <int kVector, class T>
 __global__ void __launch_bounds__(kThreads)
     apply_kernel(T* x, const float* cos, const float* sin, Index rows, int heads, int half, float sign) {
   gpu::ptx::let_next_kernel_start();
   gpu::ptx::wait_for_previous_kernel();
-  const Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
+  const Index i = (static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x) * kVector;
   if (i >= rows * heads * half) return;
   const Index head = i / half, row = head / heads;
   const auto column = static_cast<int>(i % half);
-  const float c = cos[row * half + column], s = sign * sin[row * half + column];
+  const auto c = gpu::load<kVector>(cos + row * half + column), s = gpu::load<kVector>(sin + row * half + column);
   T *const first = x + head * 2 * half + column, *const second = first + half;
-  const float a = gpu::to_float(*first), b = gpu::to_float(*second);
-  gpu::from_float(fmaf(a, c, -__fmul_rn(b, s)), *first);
-  gpu::from_float(fmaf(b, c, __fmul_rn(a, s)), *second);
+  auto a = gpu::load<kVector>(first), b = gpu::load<kVector>(second);
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    const float u = gpu::to_float(a.v[j]), v = gpu::to_float(b.v[j]), turn = sign * s.v[j];
+    gpu::from_float(fmaf(u, c.v[j], -__fmul_rn(v, turn)), a.v[j]);
+    gpu::from_float(fmaf(v, c.v[j], __fmul_rn(u, turn)), b.v[j]);
+  }
+  gpu::store(a, first);
+  gpu::store(b, second);
 }
 
 // One thread per pair of numbers of q, then of k, then of v, which does not turn. k is turned in registers only: it is read
@@ -72,15 +80,15 @@ struct NewTokens {
   Index rows;
   int half, q_pairs, k_pairs, v_pairs;  // per row
 
+  __device__ void turn_query(Index row, int pair) const {
+    T* const first = q + row * 2 * q_pairs + place(pair);
+    const Turned t = turned(first[0], first[half], cos[row * half + pair % half], sin[row * half + pair % half]);
+    gpu::from_float(t.first, first[0]);
+    gpu::from_float(t.second, first[half]);
+  }
   __device__ void run(Index row, int pair) const {
+    if (pair < q_pairs) return turn_query(row, pair);
     const float *const c = cos + row * half, *const s = sin + row * half;
-    if (pair < q_pairs) {
-      T* const first = q + row * 2 * q_pairs + place(pair);
-      const Turned t = turned(first[0], first[half], c[pair % half], s[pair % half]);
-      gpu::from_float(t.first, first[0]);
-      gpu::from_float(t.second, first[half]);
-      return;
-    }
     pair -= q_pairs;
     const Index at = cache_row[row];
     if (pair < k_pairs) {
@@ -118,6 +126,45 @@ __global__ void __launch_bounds__(kThreads) new_tokens_kernel(const __grid_const
   if (i < n.rows * pairs) n.run(i / pairs, static_cast<int>(i % pairs));
 }
 
+// The same for a cache of q8_0: a warp per 32 pairs of q, then per block of k, then of v. Each number of k is turned by its
+// own lane, which is half of the work done twice, and needs no word to the lane that has its partner.
+template <class T>
+struct NewBlocks {
+  NewTokens<T, gpu::BlockQ8_0> to;
+
+  __device__ int q_warps() const { return (to.q_pairs + 31) / 32; }
+  __device__ int warps() const { return q_warps() + (to.k_pairs + to.v_pairs) / 16; }
+  __device__ void run(Index row, int warp) const {
+    const int lane = threadIdx.x % 32, half = to.half;
+    if (warp < q_warps()) {
+      if (warp * 32 + lane < to.q_pairs) to.turn_query(row, warp * 32 + lane);
+      return;
+    }
+    warp -= q_warps();
+    const Index at = to.cache_row[row];
+    const int k_blocks = to.k_pairs / 16, v_blocks = to.v_pairs / 16;
+    if (warp < k_blocks) {
+      const int column = warp * 32 + lane, in_head = column % (2 * half), pair = in_head % half;
+      const T* const first = to.k + row * 2 * to.k_pairs + column - in_head + pair;
+      const auto turned = to.turned(first[0], first[half], to.cos[row * half + pair], to.sin[row * half + pair]);
+      T rounded;
+      gpu::from_float(in_head < half ? turned.first : turned.second, rounded);
+      return gpu::store_block(gpu::to_float(rounded), to.k_cache + at * k_blocks + warp);
+    }
+    warp -= k_blocks;
+    gpu::store_block(gpu::to_float(to.v[row * 2 * to.v_pairs + warp * 32 + lane]), to.v_cache + at * v_blocks + warp);
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) new_blocks_kernel(const __grid_constant__ NewBlocks<T> n) {
+  gpu::ptx::let_next_kernel_start();
+  gpu::ptx::wait_for_previous_kernel();
+  const Index i = static_cast<Index>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  const int warps = n.warps();
+  if (i < n.to.rows * warps) n.run(i / warps, static_cast<int>(i % warps));
+}
+
 }  // namespace
 
 void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const RopeAngles& angles, const Slices& slices,
@@ -125,7 +172,7 @@ void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const
   if (q.numel() == 0) return;
   const auto pairs = [](const Tensor& x) { return static_cast<int>(x.dim(1) / 2); };
   gpu::with_type(q.dtype(), [&]<class T>(T) {
-    gpu::with_type(k_cache.dtype(), [&]<class C>(C) {
+    const auto run = [&]<class C>(C) {
       const NewTokens<T, C> n{static_cast<T*>(q.raw_mutable()),
                               static_cast<const T*>(k.raw()),
                               static_cast<const T*>(v.raw()),
@@ -139,9 +186,14 @@ void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const
                               pairs(q),
                               pairs(k),
                               pairs(v)};
-      gpu::launch(new_tokens_kernel<T, C>, blocks_for(n.rows * (n.q_pairs + n.k_pairs + n.v_pairs)), kThreads, 0,
-                  ctx.stream(), n);
-    });
+      if constexpr (std::is_same_v<C, gpu::BlockQ8_0>)
+        gpu::launch(new_blocks_kernel<T>, blocks_for(n.rows * ((n.q_pairs + 31) / 32 * 32 + 2 * (n.k_pairs + n.v_pairs))),
+                    kThreads, 0, ctx.stream(), NewBlocks<T>{n});
+      else
+        gpu::launch(new_tokens_kernel<T, C>, blocks_for(n.rows * (n.q_pairs + n.k_pairs + n.v_pairs)), kThreads, 0,
+                    ctx.stream(), n);
+    };
+    k_cache.dtype() == DType::kQ8_0 ? run(gpu::BlockQ8_0{}) : gpu::with_type(k_cache.dtype(), run);
   });
 }
 
@@ -182,8 +234,9 @@ void apply_rope(Context& ctx, Tensor& x, const RopeAngles& angles, bool inverse)
   const auto half = static_cast<int>(angles.head_dim() / 2);
   const auto heads = static_cast<int>(x.numel() / rows / angles.head_dim());
   gpu::with_type(x.dtype(), [&]<class T>(T) {
-    gpu::launch(apply_kernel<T>, blocks_for(rows * heads * half), kThreads, 0, ctx.stream(),
-                static_cast<T*>(x.raw_mutable()), static_cast<const float*>(angles.cos.raw()),
+    const bool wide = half % 4 == 0 && reinterpret_cast<std::uintptr_t>(x.raw()) % 16 == 0;
+    gpu::launch(wide ? apply_kernel<4, T> : apply_kernel<1, T>, blocks_for(rows * heads * half / (wide ? 4 : 1)), kThreads,
+                0, ctx.stream(), static_cast<T*>(x.raw_mutable()), static_cast<const float*>(angles.cos.raw()),
                 static_cast<const float*>(angles.sin.raw()), rows, heads, half, inverse ? -1.0f : 1.0f);
   });
 }

@@ -333,6 +333,13 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   row.finish(chosen);
 }
 
+__global__ void __launch_bounds__(kThreads)
+    copy_tokens_kernel(const std::int32_t* chosen, const TokenCopy* pairs, int count, std::int32_t* into) {
+  gpu::ptx::wait_for_previous_kernel();
+  gpu::ptx::let_next_kernel_start();
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) into[pairs[i].to] = chosen[pairs[i].from];
+}
+
 // Code for older devices that was translated for a newer one knows no clusters.
 bool has_clusters() {
   static const bool has = [] {
@@ -365,6 +372,12 @@ void sample(Context& ctx, Tensor& logits, Sampling& sampling) {
     gpu::launch_clusters(blocks, sample_kernel<true>, grid, kThreads, 0, ctx.stream(), args);
   else
     gpu::launch(sample_kernel<false>, grid, kThreads, 0, ctx.stream(), args);
+}
+
+void copy_tokens(Context& ctx, const Tensor& chosen, const Tensor& pairs, Tensor& into) {
+  gpu::launch(copy_tokens_kernel, 1u, kThreads, 0, ctx.stream(), static_cast<const std::int32_t*>(chosen.raw()),
+              static_cast<const TokenCopy*>(pairs.raw()), static_cast<int>(pairs.numel() / 2),
+              static_cast<std::int32_t*>(into.raw_mutable()));
 }
 
 }  // namespace dsmoe::ops::cuda

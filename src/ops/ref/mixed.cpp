@@ -18,6 +18,21 @@ void to_floats(DType dtype, const void* row, std::span<float> x) {
   if (is_quantized(dtype)) dequantize_row(dtype, row, x);
 }
 
+Tensor dequantized(const Tensor& t, DType dtype) {
+  Tensor out(dtype, t.shape());
+  const Index columns = t.dim(t.rank() - 1), rows = columns > 0 ? t.numel() / columns : 0;
+  std::vector<float> row(static_cast<std::size_t>(columns));
+  for (Index r = 0; r < rows; ++r) {
+    to_floats(t.dtype(), static_cast<const char*>(t.raw()) + row_bytes(t.dtype(), r * columns), row);
+    for (Index c = 0; c < columns; ++c)
+      if (dtype == DType::kBF16)
+        out.data<BFloat16>()[r * columns + c] = BFloat16(row[static_cast<std::size_t>(c)]);
+      else
+        out.data<float>()[r * columns + c] = row[static_cast<std::size_t>(c)];
+  }
+  return out;
+}
+
 namespace ref {
 
 namespace {

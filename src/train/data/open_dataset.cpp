@@ -110,7 +110,14 @@ std::optional<TokenCacheView> use_cache(const fs::path& path, const std::string&
   return std::nullopt;
 }
 
-Data open_files(const DataOptions& options, const Tokenizer& tokenizer, Index vocab_size) {
+// The tokens of files, from their cache, which is made when there is none.
+struct Tokens {
+  std::shared_ptr<const io::MappedFile> file;  // keeps the view valid
+  TokenCacheView view;
+  DataReport report;
+};
+
+Tokens open_tokens(const DataOptions& options, const Tokenizer& tokenizer) {
   const std::vector<InputFile> files = list_inputs(options);
   const CacheKey key = cache_key(options, tokenizer, files);
   const fs::path folder = options.cache_folder.empty() ? default_cache_folder() : options.cache_folder;
@@ -118,17 +125,16 @@ Data open_files(const DataOptions& options, const Tokenizer& tokenizer, Index vo
   fs::create_directories(folder, error);
   if (error) fail(ErrorCode::kIo, "{}: cannot create the folder for caches: {}", folder.string(), error.message());
 
-  Data data;
-  DataReport& report = data.report;
+  Tokens out;
+  DataReport& report = out.report;
   report.cache = folder / ("tokens-" + key.name + ".bin");
-  std::shared_ptr<const io::MappedFile> file;
-  auto view = use_cache(report.cache, key.key, file, report.cache_note);
+  auto view = use_cache(report.cache, key.key, out.file, report.cache_note);
   if (!view) {
     remove_leftovers(report.cache);
     build_cache(report.cache, key.key, options, tokenizer, files);
     report.cache_built = true;
     std::string why;
-    view = use_cache(report.cache, key.key, file, why);
+    view = use_cache(report.cache, key.key, out.file, why);
     if (!view) fail(ErrorCode::kIo, "{}: written, but cannot be used: {}", report.cache.string(), why);
   }
   report.files = view->info.files;
@@ -138,11 +144,29 @@ Data open_files(const DataOptions& options, const Tokenizer& tokenizer, Index vo
   report.bad = view->info.bad;
   if (options.strict && report.bad_count > 0)
     throw Error(ErrorCode::kFormat, report.bad.empty() ? "the data has bad lines" : report.bad.front());
-  data.fingerprint = view->info.hash;
+  out.view = std::move(*view);
+  return out;
+}
+
+Data open_files(const DataOptions& options, const Tokenizer& tokenizer, Index vocab_size) {
   using Part = PackedDataset::Part;
-  data.training = std::make_unique<PackedDataset>(file, *view, options, vocab_size, Part::kTraining);
-  if (options.holdout > 0)
-    data.held_out = std::make_unique<PackedDataset>(file, *view, options, vocab_size, Part::kHeldOut);
+  Data data;
+  Tokens tokens = open_tokens(options, tokenizer);
+  data.report = std::move(tokens.report);
+  data.fingerprint = tokens.view.info.hash;
+  DataOptions training = options;
+  if (!options.held_out_inputs.empty()) training.holdout = 0;
+  data.training = std::make_unique<PackedDataset>(tokens.file, tokens.view, training, vocab_size, Part::kTraining);
+  if (!options.held_out_inputs.empty()) {
+    DataOptions other = training;
+    other.inputs = options.held_out_inputs;
+    other.order = Order::kShuffled, other.seed = 0;
+    const Tokens held_out = open_tokens(other, tokenizer);
+    data.held_out = std::make_unique<PackedDataset>(held_out.file, held_out.view, other, vocab_size, Part::kTraining);
+    data.fingerprint = Hash::of(data.fingerprint + held_out.view.info.hash);
+  } else if (options.holdout > 0) {
+    data.held_out = std::make_unique<PackedDataset>(tokens.file, tokens.view, options, vocab_size, Part::kHeldOut);
+  }
   return data;
 }
 
@@ -175,6 +199,9 @@ Data open_ids(const DataOptions& options, Index vocab_size) {
 Data open_dataset(const DataOptions& options, const Tokenizer& tokenizer, Index vocab_size) {
   require(options.sequence_length >= 1, "sequences of {} tokens; at least 1", options.sequence_length);
   require(options.holdout >= 0 && options.holdout <= 0.5, "a held-out part of {}; choose 0 to 0.5", options.holdout);
+  require(!options.inputs.empty(), "no data given");
+  require(options.held_out_inputs.empty() || !(is(options, ".ids") || is(options, kBuiltin)),
+          "eval-data goes with training data of files and folders, not with {}", options.inputs.front());
   if (is(options, ".ids")) return open_ids(options, vocab_size);
   require(tokenizer.vocab_size() <= std::min<Index>(vocab_size, StreamToken::kMaxIds),
           "the tokenizer has {} tokens, but the model has room for {}; take another tokenizer or a larger vocab_size",
@@ -214,6 +241,7 @@ DataOptions data_options(const TrainOptions& o) {
   data.order = o.order;
   data.seed = o.seed;
   data.holdout = o.holdout;
+  data.held_out_inputs = o.eval_data;
   data.field = o.field;
   data.label_field = o.label_field;
   data.label_by = o.label_by;

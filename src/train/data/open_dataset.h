@@ -29,6 +29,8 @@ struct DataOptions {
   // Of the sequences, at most 0.5; 0 for no held-out part. The built-in corpus is endless, its held-out part has
   // kBuiltinHeldOut sequences. An .ids file is never split.
   double holdout = 0.01;
+  // Files and folders to hold out instead: then all of `inputs`, which must be files and folders too, is trained on.
+  std::vector<std::string> held_out_inputs;
 
   std::string field = "text";          // of JSON lines
   std::string label_field = "domain";  // of JSON lines: overrides the file's label
@@ -55,7 +57,9 @@ struct DataReport {
 
 struct Data {
   std::unique_ptr<Dataset> training;
-  std::unique_ptr<Dataset> held_out;  // in sequential order; null for none
+  // In sequential order; one of its own inputs in an order that no seed changes, so that any first part of it is a sample
+  // of all its domains. Null for none.
+  std::unique_ptr<Dataset> held_out;
   DataReport report;
   std::string fingerprint;  // of the tokens, wherever the files are and whatever they are called
 };

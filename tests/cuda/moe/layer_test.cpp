@@ -136,5 +136,30 @@ TEST_F(CudaLayer, ScaledBalanceLosses) {
   }
 }
 
+// With balance losses and without, on all paths.
+TEST_F(CudaLayer, RouterZLoss) {
+  for (const char* name : {"odd", "unaligned"})  // so few tokens that the gate's gradient shows it
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      Inputs in = random_inputs(fixed_case(name), dtype, 3);
+      in.config.router_z_alpha = 0.7f;
+      const Outputs want = reference(in);
+      Inputs without = in;
+      without.config.router_z_alpha = 0;
+      const Outputs none = reference(without);
+      for (const Path path : paths_for(dtype, in.config.hidden_size, in.config.expert_size)) {
+        SCOPED_TRACE(::testing::Message() << name << " " << to_string(dtype) << " " << cuda::to_string(path));
+        const Forced forced(path);
+        const Outputs got = train_on_gpu(ctx(), in);
+        const double loss = chain_limit(DType::kF32, 3, in.backward_length());
+        EXPECT_GT(want.losses.router_z, 0);
+        EXPECT_NEAR(got.losses.router_z, want.losses.router_z, loss * want.losses.router_z);
+        EXPECT_NEAR(got.losses.sequence, want.losses.sequence, loss * want.losses.sequence);
+        EXPECT_TRUE(close(got.dx, want.dx, in.limits().dx));
+        expect_close_gradients(got.grads, want.grads, 1, in.limits());
+        EXPECT_FALSE(close(got.grads.gate, none.grads.gate, 0.01)) << "the loss has no gradient";
+      }
+    }
+}
+
 }  // namespace
 }  // namespace dsmoe::test

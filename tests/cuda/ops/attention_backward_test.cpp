@@ -8,6 +8,7 @@
 
 #include "cuda/gpu_test.h"
 #include "ops/attention.h"
+#include "ops/elementwise.h"
 #include "support/random_tensor.h"
 #include "support/tolerance.h"
 
@@ -70,6 +71,11 @@ struct Sequences {
     return {ctx.fetch(d[0]), ctx.fetch(d[1]), ctx.fetch(d[2])};
   }
 
+  static Tensor unwritten_like(const Tensor& t) {
+    Tensor nan(t.dtype(), t.shape());
+    std::memset(nan.raw_mutable(), 0xff, nan.bytes());
+    return nan;
+  }
   // NaN, so that what is not written is seen.
   static Tensor unwritten(Context& ctx, const Tensor& like) {
     Tensor nan(DType::kF32, like.shape());
@@ -151,6 +157,58 @@ TEST_F(CudaAttentionBackward, TwoRunsGiveTheSameBits) {
       const Sequences c(DType::kBF16, shape_of(8, 4, dim), {700, 300}, 7);
       const Gradients first = c.run(ctx());
       for (int i = 0; i < (path == Path::kAuto ? 20 : 1); ++i) EXPECT_TRUE(same(c.run(ctx()), first)) << dim;
+    }
+}
+
+// Forward with lse over whole sequences, as training has it, has a kernel of its own; a result has the bits that it has in
+// inference, where keys and values are in pages.
+TEST_F(CudaAttentionBackward, ForwardInTrainingHasTheBitsOfInference) {
+  for (const AttentionShape& shape : {shape_of(16, 16, 128), shape_of(6, 2, 64), shape_of(3, 3, 128), shape_of(8, 8, 64)}) {
+    const Sequences c(DType::kBF16, shape, {1000, 1, 700, 17, 128, 129, 64, 2048, 256, 255, 383}, 6);
+    const ops::Slices placed = ops::placed(ctx(), c.slices);
+    const Tensor q = ctx().place(c.q), k = ctx().place(c.k), v = ctx().place(c.v);
+    const auto run = [&](Tensor* lse) {
+      Tensor out = ctx().place(Sequences::unwritten_like(q));
+      ops::attention(ctx(), shape, q, k, v, placed, out, lse);
+      return ctx().fetch(out);
+    };
+    Tensor lse = ctx().zeros(DType::kF32, {shape.heads, q.dim(0)}), want_lse = ctx().zeros(DType::kF32, lse.shape());
+    const Tensor plain = run(nullptr);
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(run(&lse), plain)) << shape.heads << " x " << shape.head_dim;
+    const Forced forced(Path::kMma);
+    EXPECT_TRUE(same_bits(run(&want_lse), plain));
+    EXPECT_TRUE(same_bits(ctx().fetch(lse), ctx().fetch(want_lse)));
+  }
+}
+
+// Rounded and turned back in the kernels: what the passes of their own would make of the f32 gradients, to the bit.
+TEST_F(CudaAttentionBackward, RoundedAndTurnedBackIsWhatPassesOfTheirOwnGive) {
+  for (const Path path : {Path::kAuto, Path::kPlain})
+    for (const Index dim : {64, 128, 40}) {
+      const Forced forced(path);
+      const Sequences c(DType::kBF16, shape_of(4, 2, dim), {300, 65, 1}, 5);
+      const ops::Slices placed = ops::placed(ctx(), c.slices);
+      const ops::RopeAngles angles = ops::rope_angles(ctx(), ops::Rope(dim, 10000, {}, 4096), placed);
+      const Tensor q = ctx().place(c.q), k = ctx().place(c.k), v = ctx().place(c.v), dout = ctx().place(c.dout);
+      Tensor out = ctx().empty(DType::kBF16, q.shape()), lse = ctx().empty(DType::kF32, {4, q.dim(0)});
+      ops::attention(ctx(), c.shape, q, k, v, placed, out, &lse);
+      for (const bool turned : {false, true}) {
+        const auto run = [&](DType dtype, const ops::RopeAngles* by) {
+          Gradients d{ctx().empty(dtype, q.shape()), ctx().empty(dtype, k.shape()), ctx().empty(dtype, v.shape())};
+          ops::attention_backward(ctx(), c.shape, q, k, v, placed, out, lse, dout, d[0], d[1], d[2], by);
+          return d;
+        };
+        Gradients wide = run(DType::kF32, nullptr);
+        if (turned)
+          for (const std::size_t i : {0u, 1u}) ops::apply_rope(ctx(), wide[i], angles, /*inverse=*/true);
+        const Gradients got = run(DType::kBF16, turned ? &angles : nullptr);
+        const Gradients f32 = run(DType::kF32, turned ? &angles : nullptr);
+        for (std::size_t i = 0; i < 3; ++i) {
+          EXPECT_TRUE(same_bits(ctx().fetch(f32[i]), ctx().fetch(wide[i]))) << i << " " << dim;
+          EXPECT_TRUE(same_bits(ctx().fetch(got[i]), ctx().fetch(ops::converted(ctx(), wide[i], DType::kBF16))))
+              << i << " " << dim << " " << turned << " " << cuda::to_string(path);
+        }
+      }
     }
 }
 

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "cuda/gpu_test.h"
+#include "ops/mixed.h"
+#include "ops/quantize.h"
 #include "support/expect_error.h"
 #include "support/random_tensor.h"
 #include "support/tolerance.h"
@@ -19,6 +21,14 @@ using cuda::Path;
 using ops::AttentionShape;
 using ops::kAttentionTile;
 
+// As a cache of that dtype has it.
+Tensor stored_as(const Tensor& x, DType dtype) {
+  if (!is_quantized(dtype)) return x.to(dtype);
+  Tensor out(dtype, x.shape());
+  ops::quantize_row(dtype, x.to(DType::kF32).span<float>(), out.raw_mutable());
+  return out;
+}
+
 AttentionShape shape_of(Index heads, Index kv_heads, Index dim) {
   return {heads, kv_heads, dim, 1 / std::sqrt(static_cast<float>(dim))};
 }
@@ -26,10 +36,11 @@ AttentionShape shape_of(Index heads, Index kv_heads, Index dim) {
 // Queries, keys and values of a whole text.
 struct Text {
   Tensor q, k, v;
-  Text(DType type, const AttentionShape& s, Index length, std::uint64_t seed)
+  Text(DType type, const AttentionShape& s, Index length, std::uint64_t seed) : Text(type, type, s, length, seed) {}
+  Text(DType type, DType cache, const AttentionShape& s, Index length, std::uint64_t seed)
       : q(random_tensor(type, {length, s.heads * s.head_dim}, seed)),
-        k(random_tensor(type, {length, s.kv_heads * s.head_dim}, seed + 1)),
-        v(random_tensor(type, {length, s.kv_heads * s.head_dim}, seed + 2)) {}
+        k(stored_as(random_tensor(type, {length, s.kv_heads * s.head_dim}, seed + 1), cache)),
+        v(stored_as(random_tensor(type, {length, s.kv_heads * s.head_dim}, seed + 2), cache)) {}
 };
 
 // Tokens [first, last) of a text, whose earlier tokens are in the cache.
@@ -58,10 +69,10 @@ struct Batch {
     std::iota(places.begin(), places.end(), 0);
     for (std::size_t i = places.size(); i > 1; --i)
       std::swap(places[i - 1], places[static_cast<std::size_t>(draw(static_cast<Index>(i)))]);
-    const DType type = parts.front().text->q.dtype();
-    Tensor nothing(DType::kF32, {(count + 1) * kAttentionTile, s.kv_heads * s.head_dim});
-    std::fill_n(nothing.data<float>(), nothing.numel(), NAN);
-    q = Tensor(type, {rows, s.heads * s.head_dim}), k = nothing.to(type).clone(), v = nothing.to(type).clone();
+    const Text& any = *parts.front().text;
+    Tensor nothing(any.k.dtype(), {(count + 1) * kAttentionTile, s.kv_heads * s.head_dim});
+    std::memset(nothing.raw_mutable(), 0xff, nothing.bytes());
+    q = Tensor(any.q.dtype(), {rows, s.heads * s.head_dim}), k = nothing.clone(), v = nothing.clone();
     rows = 0;
     for (const Part& p : parts) {
       std::vector<Index>& own = pages.emplace_back();
@@ -154,16 +165,68 @@ TEST_F(CudaAttention, MatchesReference) {
   }
 }
 
+// The reference takes q8_0 as it is; tensor cores take it rounded to bf16, which is one more rounding of every number.
+TEST_F(CudaAttention, QuantizedCacheMatchesReference) {
+  Context ref(1, Backend::kRef);
+  for (std::uint64_t round = 0; round < 24; ++round) {
+    const DType type = round % 4 ? DType::kBF16 : DType::kF32;
+    const Index kv_heads = draw_.between(1, 3), groups[] = {1, 2, 8}, dims[] = {64, 128, 32, 96};
+    const AttentionShape shape = shape_of(kv_heads * groups[draw_(3)], kv_heads, dims[draw_(4)]);
+    std::vector<Text> texts;
+    std::vector<Part> parts;
+    Index longest = 0;
+    for (Index i = 0, n = draw_.between(1, 4); i < n; ++i) {
+      const Index before = draw_(3) ? draw_.between(0, 400) : 0,
+                  count = draw_(2) ? draw_.between(0, 16) : draw_.between(17, 200);
+      texts.emplace_back(type, DType::kQ8_0, shape, before + count, 100 * round + 10 * static_cast<std::uint64_t>(i));
+      parts.push_back({nullptr, before, before + count});
+      longest = std::max(longest, before + count);
+    }
+    for (std::size_t i = 0; i < parts.size(); ++i) parts[i].text = &texts[i];
+    const Batch batch(shape, parts, draw_);
+    const auto want = batch.run(ref);
+    for (const Path path : {Path::kAuto, Path::kMma, Path::kPlain}) {
+      if (type == DType::kF32 && path != Path::kAuto) continue;
+      const Forced forced(path);
+      const auto got = batch.run(ctx());
+      const Index length = shape.head_dim + longest;
+      EXPECT_TRUE(close(got.out, want.out, 3 * limit(type, length)))
+          << shape.heads << "/" << shape.kv_heads << " x " << shape.head_dim << " " << to_string(type) << " "
+          << cuda::to_string(path);
+      EXPECT_TRUE(close(got.lse, want.lse, 2 * limit(type, length)));
+    }
+  }
+}
+
+// What a block stands for, rounded to bf16, gives the same bits from a cache of bf16.
+TEST_F(CudaAttention, QuantizedCacheHasTheBitsOfTheUnpackedOne) {
+  for (const Index dim : {64, 128}) {
+    const AttentionShape shape = shape_of(4, 2, dim);
+    const Text blocks(DType::kBF16, DType::kQ8_0, shape, 500, 3);
+    Text plain = blocks;
+    plain.k = ops::dequantized(blocks.k, DType::kBF16), plain.v = ops::dequantized(blocks.v, DType::kBF16);
+    for (const Index first : {0, 499, 490, 300}) {
+      const auto got = run(shape, {{&blocks, first, 500}}), want = run(shape, {{&plain, first, 500}});
+      EXPECT_TRUE(same_rows(got, 0, 500 - first, want, 0)) << dim << " from " << first;
+    }
+  }
+}
+
 // Up to 16 rows are split over their keys, more are blocks of 128 queries: chunks of all sizes mix both.
 TEST_F(CudaAttention, OneGoChunksAndTokensGiveTheSameBits) {
   constexpr Index kLength = 700;
-  for (const Index dim : {64, 128, 40})
+  for (const auto& [dim, cache] : {std::pair{64, DType::kBF16},
+                                   {128, DType::kBF16},
+                                   {40, DType::kBF16},
+                                   {64, DType::kQ8_0},
+                                   {128, DType::kQ8_0},
+                                   {32, DType::kQ8_0}})
     for (const Index group : {1, 2, 8}) {
       const AttentionShape shape = shape_of(group * (group == 1 ? 3 : 1), group == 1 ? 3 : 1, dim);
-      const Text text(DType::kBF16, shape, kLength, 5);
+      const Text text(DType::kBF16, cache, shape, kLength, 5);
       for (const Path path : {Path::kAuto, Path::kMma, Path::kPlain}) {
-        SCOPED_TRACE(::testing::Message() << "head_dim " << dim << ", groups of " << group << ", "
-                                          << cuda::to_string(path));
+        SCOPED_TRACE(::testing::Message() << "head_dim " << dim << " " << to_string(cache) << ", groups of " << group
+                                          << ", " << cuda::to_string(path));
         const Forced forced(path);
         const auto want = run(shape, {{&text, 0, kLength}});
         for (Index first = 0, last; first < kLength; first = last) {

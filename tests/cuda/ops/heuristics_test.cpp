@@ -21,15 +21,25 @@ TEST(Heuristics, TilesGrowWithTheTokens) {
   EXPECT_FALSE(gathers_first(token_tile(1536, false)));
 }
 
+TEST(Heuristics, SharedExpertsAreCutWhereTheyWouldTakeLongest) {
+  EXPECT_EQ(shared_slice(16384, 2, 6 * 16384, 1408, 2048), 16384);  // the 16B shape: not cut
+  const int slice = shared_slice(32768, 2, 6 * 32768, 176, 512);
+  EXPECT_LT(slice, 8192);
+  EXPECT_EQ(slice % 64, 0);
+  EXPECT_EQ(shared_slice(100, 1, 600, 64, 64), 128);
+  EXPECT_EQ(shared_slice(32768, 1, 0, 1408, 512), linear_slice(32768, 1408, 512));
+}
+
 TEST(Heuristics, ColumnPartsBoundTheRowsOfTraining) {
   const Index rows = 16384 * 8;
   EXPECT_EQ(column_parts(rows, 2048, DType::kBF16, true), 2);
   EXPECT_EQ(column_parts(rows, 2048, DType::kBF16, false), 1);
   EXPECT_EQ(column_parts(rows, 2048, DType::kF32, true), 4);
   EXPECT_EQ(column_parts(8, 2048, DType::kBF16, true), 1);
-  // A part is a multiple of 128 columns, however large the rows are.
-  EXPECT_EQ(column_parts(rows * 100, 2048, DType::kBF16, true), 16);
+  // A part is a multiple of 256 columns, however large the rows are.
+  EXPECT_EQ(column_parts(rows * 100, 2048, DType::kBF16, true), 8);
   EXPECT_EQ(column_parts(rows * 100, 2056, DType::kBF16, true), 1);
+  EXPECT_EQ(column_parts(32768 * 8, 1280, DType::kBF16, true), 1);  // two parts would be five blocks each
 }
 
 TEST(Heuristics, GateBlocksFitOldDevices) {

@@ -8,6 +8,7 @@
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/linear.h"
+#include "ops/mixed.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "support/expect_error.h"
@@ -23,7 +24,7 @@ struct CudaRows : GpuTest {
 
 constexpr DType kBoth[] = {DType::kF32, DType::kBF16};
 // Widths that threads take four numbers of at a time, and others; tokens around a block.
-constexpr Index kWidths[] = {1, 7, 64, 255, 2048, 5003};
+constexpr Index kWidths[] = {1, 7, 64, 255, 512, 516, 2048, 5003};
 constexpr Index kTokens[] = {1, 3, 257};
 
 TEST_F(CudaRows, RmsNorm) {
@@ -49,9 +50,16 @@ TEST_F(CudaRows, AddRmsNorm) {
       Tensor h = ctx().empty(dtype, {5, d}), want = ctx().empty(dtype, {5, d});
       ops::add(ctx(), y, x);
       ops::rms_norm(ctx(), x, w, 1e-6f, want);
-      ops::add_rms_norm(ctx(), y, again, w, 1e-6f, h);
+      ops::add_rms_norm(ctx(), y, again, w, 1e-6f, again, h);
       EXPECT_TRUE(same_bits(ctx().fetch(again), ctx().fetch(x)));
       EXPECT_TRUE(same_bits(ctx().fetch(h), ctx().fetch(want)));
+      // With the sum elsewhere.
+      const Tensor kept = ctx().place(start.clone());
+      Tensor sum = ctx().empty(DType::kF32, {5, d}), other = ctx().empty(dtype, {5, d});
+      ops::add_rms_norm(ctx(), y, kept, w, 1e-6f, sum, other);
+      EXPECT_TRUE(same_bits(ctx().fetch(kept), start));
+      EXPECT_TRUE(same_bits(ctx().fetch(sum), ctx().fetch(x)));
+      EXPECT_TRUE(same_bits(ctx().fetch(other), ctx().fetch(want)));
     }
 }
 
@@ -130,6 +138,20 @@ TEST_F(CudaRows, RowsGoToTheirPages) {
       ops::store_rows(ctx(), ctx().place(rows), ops::placed(ctx(), batch.slices), got);
       EXPECT_TRUE(same_bits(ctx().fetch(got), want));
     }
+  // Blocks of q8_0 are the reference's, byte by byte; odd numbers among them: zeros, equal ones, halves, very small ones.
+  for (const DType from : kBoth) {
+    Tensor rows = random_tensor(DType::kF32, {65, 96}, 7);
+    for (Index i = 0; i < 96; ++i) {
+      rows.data<float>()[i] = 0, rows.data<float>()[96 + i] = -3,
+      rows.data<float>()[2 * 96 + i] = 1e-7f * static_cast<float>(i);
+      rows.data<float>()[3 * 96 + i] = static_cast<float>(i % 32 == 0 ? 127 : i % 32) + (i % 32 == 0 ? 0 : 0.5f);
+    }
+    const Tensor stored = rows.to(from);
+    Tensor want = Tensor::zeros(DType::kQ8_0, {1280, 96}), got = ctx().zeros(DType::kQ8_0, {1280, 96});
+    ops::store_rows(ref, stored, batch.slices, want);
+    ops::store_rows(ctx(), ctx().place(stored), ops::placed(ctx(), batch.slices), got);
+    EXPECT_TRUE(same_bits(ctx().fetch(got), want)) << to_string(from);
+  }
   const auto without_tables = [&] {
     Tensor cache = ctx().zeros(DType::kF32, {1280, 24});
     ops::store_rows(ctx(), ctx().zeros(DType::kF32, {65, 24}), batch.slices, cache);
@@ -141,15 +163,17 @@ TEST_F(CudaRows, RowsGoToTheirPages) {
 TEST_F(CudaRows, RotateAndStore) {
   const Batch batch;
   const ops::Slices slices = ops::placed(ctx(), batch.slices);
-  const ops::RopeAngles angles = ops::rope_angles(ctx(), ops::Rope(40, 10000.0, {}, 4096), slices);
-  for (const DType dtype : kBoth)
-    for (const DType cache : kBoth) {
-      const Tensor q = random_tensor(dtype, {65, 160}, 1), k = random_tensor(dtype, {65, 80}, 2),
-                   v = ctx().place(random_tensor(dtype, {65, 80}, 3));
+  for (const auto& [cache, dim] :
+       {std::pair{DType::kF32, 40}, {DType::kBF16, 40}, {DType::kQ8_0, 32}, {DType::kQ8_0, 96}, {DType::kQ8_0, 128}})
+    for (const DType dtype : kBoth) {
+      const ops::RopeAngles angles = ops::rope_angles(ctx(), ops::Rope(dim, 10000.0, {}, 4096), slices);
+      const Index width = 2 * dim;
+      const Tensor q = random_tensor(dtype, {65, 3 * dim}, 1), k = random_tensor(dtype, {65, width}, 2),
+                   v = ctx().place(random_tensor(dtype, {65, width}, 3));
       Tensor q1 = ctx().place(q.clone()), k1 = ctx().place(k.clone()), q2 = ctx().place(q.clone()),
              k2 = ctx().place(k.clone());
-      Tensor kc1 = ctx().zeros(cache, {1280, 80}), vc1 = ctx().zeros(cache, {1280, 80}),
-             kc2 = ctx().zeros(cache, {1280, 80}), vc2 = ctx().zeros(cache, {1280, 80});
+      Tensor kc1 = ctx().zeros(cache, {1280, width}), vc1 = ctx().zeros(cache, {1280, width}),
+             kc2 = ctx().zeros(cache, {1280, width}), vc2 = ctx().zeros(cache, {1280, width});
       ops::apply_rope(ctx(), q1, angles);
       ops::apply_rope(ctx(), k1, angles);
       ops::store_rows(ctx(), k1, slices, kc1);
@@ -159,6 +183,21 @@ TEST_F(CudaRows, RotateAndStore) {
       EXPECT_TRUE(same_bits(ctx().fetch(kc2), ctx().fetch(kc1)));
       EXPECT_TRUE(same_bits(ctx().fetch(vc2), ctx().fetch(vc1)));
     }
+}
+
+// The CPU refuses such numbers when it stores them; here what is computed with them is NaN.
+TEST_F(CudaRows, NumbersThatBlocksCannotHoldBecomeNan) {
+  const Batch batch;
+  for (const float bad : {NAN, INFINITY, 1e8f}) {
+    Tensor rows = random_tensor(DType::kF32, {65, 64}, 7);
+    rows.data<float>()[32 + 5] = bad;
+    Tensor cache = ctx().zeros(DType::kQ8_0, {1280, 64});
+    ops::store_rows(ctx(), ctx().place(rows), ops::placed(ctx(), batch.slices), cache);
+    const Tensor got = ops::dequantized(ctx().fetch(cache).rows(512 + 17, 512 + 18), DType::kF32);
+    EXPECT_FALSE(std::isnan(got.data<float>()[0]));
+    EXPECT_TRUE(std::isnan(got.data<float>()[32])) << bad;
+    EXPECT_TRUE(std::isnan(got.data<float>()[63])) << bad;
+  }
 }
 
 // Fused for few rows: the same bits as its steps.

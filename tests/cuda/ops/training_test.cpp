@@ -2,6 +2,9 @@
 // AdamW.
 #include <gtest/gtest.h>
 
+#include <vector>
+
+#include "core/device.h"
 #include "cuda/gpu_test.h"
 #include "ops/adamw.h"
 #include "ops/cross_entropy.h"
@@ -54,6 +57,40 @@ TEST_F(CudaTraining, LinearBackwardInput) {
     }
 }
 
+// The sum of several products in one go, in f32 or rounded once; depths that are no whole blocks lie between.
+TEST_F(CudaTraining, LinearBackwardInputOfSeveral) {
+  for (const auto& [t, n, k] : kLinear)
+    for (const DType dtype : kBoth)
+      for (const DType result : {DType::kF32, dtype}) {
+        const Index other = n + 24;
+        const Tensor dy[] = {random_tensor(dtype, {t, n}, 1), random_tensor(dtype, {t, other}, 2),
+                             random_tensor(dtype, {t, n}, 3)};
+        const Tensor w[] = {random_tensor(dtype, {n, k}, 4), random_tensor(dtype, {other, k}, 5),
+                            random_tensor(dtype, {n, k}, 6)};
+        for (const std::size_t count : {1u, 2u, 3u}) {
+          Tensor want(result, {t, k});
+          std::vector<Tensor> placed;
+          std::vector<ops::ProjectionGrad> here, there;
+          for (std::size_t i = 0; i < count; ++i) here.push_back({&dy[i], &w[i]});
+          ops::linear_backward_input(ref, here, want);
+          for (std::size_t i = 0; i < count; ++i) placed.insert(placed.end(), {ctx().place(dy[i]), ctx().place(w[i])});
+          for (std::size_t i = 0; i < count; ++i) there.push_back({&placed[2 * i], &placed[2 * i + 1]});
+          for (const Path path : paths_for(dtype, k, n)) {
+            const Forced forced(path);
+            Tensor got = ctx().empty(result, {t, k}), again = ctx().empty(result, {t, k});
+            for (Tensor* const to : {&got, &again}) {
+              device::fill_bytes(to->raw_mutable(), 0xff, to->bytes(), ctx().stream());  // NaN
+              ops::linear_backward_input(ctx(), there, *to);
+            }
+            EXPECT_TRUE(close(ctx().fetch(got), want, limit(result, 3 * other)))
+                << t << " " << n << " " << k << " " << to_string(dtype) << " " << to_string(result) << " " << count << " "
+                << cuda::to_string(path);
+            EXPECT_TRUE(same_bits(ctx().fetch(got), ctx().fetch(again)));
+          }
+        }
+      }
+}
+
 TEST_F(CudaTraining, LinearBackwardWeight) {
   for (const auto& [t, n, k] : kLinear)
     for (const DType dtype : kBoth) {
@@ -100,6 +137,11 @@ TEST_F(CudaTraining, NormBackward) {
           // In a narrow row the two terms of dx, r g and r³ mean(g x) x, cancel: of one number both are the same.
           EXPECT_TRUE(close(ctx().fetch(got_dx), dx, limit(DType::kF32, std::max<Index>(d, 64)))) << d << " " << t;
           EXPECT_TRUE(close(ctx().fetch(got_dw), dw, limit(DType::kF32, d + t))) << d << " " << t;
+          // The rounded copy is that of the dx beside it.
+          Tensor rounded = ctx().empty(DType::kBF16, {t, d}), want = ctx().empty(DType::kBF16, {t, d});
+          ops::rms_norm_backward(ctx(), ctx().place(dy), ctx().place(x), ctx().place(w), 1e-6f, got_dx, got_dw, &rounded);
+          ops::convert(ctx(), got_dx, want);
+          EXPECT_TRUE(same_bits(ctx().fetch(rounded), ctx().fetch(want))) << d << " " << t;
         }
 }
 

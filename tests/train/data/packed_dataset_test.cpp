@@ -68,6 +68,35 @@ TEST(PackedDataset, ABatchIsItsSequencesOneByOne) {
   }
 }
 
+TEST(PackedDataset, AHeldOutPartOfItsOwnFiles) {
+  TestData t;
+  std::filesystem::create_directory(t.dir / "held");
+  t.file("train.txt", std::string(5 * 40, 'a'));
+  for (const char c : {'x', 'y'}) write_bytes(t.dir / "held" / (std::string(1, c) + ".txt"), std::string(5 * 200, c));
+  t.options.held_out_inputs = {(t.dir / "held").string()};
+  t.options.holdout = 0.5;  // does not count then
+  t.options.label_by = DataOptions::LabelBy::kFile;
+  const Data data = t.open();
+  EXPECT_EQ(data.training->sequences(), 40) << "nothing of the training data is held out";
+  ASSERT_TRUE(data.held_out);
+  EXPECT_EQ(data.held_out->sequences(), 400);
+  ASSERT_EQ(data.held_out->labels().size(), 2u);
+  // A first part of it has both files in about equal shares: a fifth of 400, one half each, is 40 +- 4.5.
+  const Batch some = data.held_out->batch(0, 80);
+  const auto of_second = std::count(some.labels.begin(), some.labels.end(), 1) / 4;
+  EXPECT_GT(of_second, 20);
+  EXPECT_LT(of_second, 60);
+  t.options.seed = 7;
+  EXPECT_TRUE(same(some, t.open().held_out->batch(0, 80))) << "the same whatever the seed";
+  EXPECT_EQ(data.fingerprint, t.open().fingerprint);
+  write_bytes(t.dir / "held" / "y.txt", std::string(5 * 200, 'z'));
+  std::filesystem::last_write_time(t.dir / "held" / "y.txt",
+                                   std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  EXPECT_NE(data.fingerprint, t.open().fingerprint) << "other held-out text is other data";
+  t.options.inputs = {kBuiltin};
+  EXPECT_TRUE(throws_error([&] { t.open(); }, {"eval-data", "not with builtin"}));
+}
+
 TEST(PackedDataset, ShufflesEveryEpochAnew) {
   TestData t;
   t.file("a.txt", std::string(5 * 97, 'x'));

@@ -1,0 +1,231 @@
+"""The layer as functions on torch tensors: eagerly an autograd.Function, under torch.compile a custom op with shapes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack, to_dlpack
+
+from . import _core
+
+os.register_at_fork(after_in_child=_core.after_fork)
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """A config as a text: what an op can take as an argument, and the same in every process."""
+    return json.dumps(dict(config), sort_keys=True)
+
+
+@functools.lru_cache(maxsize=1024)
+def config_of(text: str) -> _core.MoeConfig:
+    return _core.MoeConfig(**json.loads(text))
+
+
+def _stream(x: Tensor) -> int:
+    return torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+
+
+def _shared(t: Tensor | None) -> Any:
+    return None if t is None else to_dlpack(t)
+
+
+_taken = from_dlpack
+
+
+def raw_forward(
+    x: Tensor, gate: Tensor, bias: Tensor | None, gate_up: Tensor, down: Tensor, config: str, training: bool, routing: bool
+) -> tuple[Any, ...]:
+    """y, losses [4], experts, weights, and the pass for raw_backward: a tensor that owns what backward needs."""
+    if x.is_cuda and x.device.index != torch.cuda.current_device():  # the library works on the current device
+        with torch.cuda.device(x.device):
+            return raw_forward(x, gate, bias, gate_up, down, config, training, routing)
+    y, losses, experts, weights, kept = _core.layer_forward(
+        config_of(config),
+        to_dlpack(x),
+        to_dlpack(gate),
+        _shared(bias),
+        to_dlpack(gate_up),
+        to_dlpack(down),
+        training,
+        routing,
+        0,
+        torch.get_num_threads(),
+        _stream(x),
+    )
+    return (
+        _taken(y),
+        _taken(losses) if training else None,
+        _taken(experts) if routing else None,
+        _taken(weights) if routing else None,
+        _taken(kept) if training else None,
+    )
+
+
+def raw_backward(
+    dy: Tensor,
+    kept: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor | None,
+    gate_up: Tensor,
+    down: Tensor,
+    config: str,
+    aux_scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if x.is_cuda and x.device.index != torch.cuda.current_device():
+        with torch.cuda.device(x.device):
+            return raw_backward(dy, kept, x, gate, bias, gate_up, down, config, aux_scale)
+    # Gradients have one dtype in the library: the weights', or float32 where these differ.
+    weights = (gate, gate_up, down)
+    dtype = gate_up.dtype if gate.dtype == gate_up.dtype else torch.float32
+    grads = [torch.empty_like(w, dtype=dtype, memory_format=torch.contiguous_format) for w in weights]
+    dy = dy.contiguous()
+    while True:
+        dx = _core.layer_backward(
+            config_of(config),
+            int(kept),
+            to_dlpack(dy),
+            to_dlpack(gate),
+            _shared(bias),
+            to_dlpack(gate_up),
+            to_dlpack(down),
+            *map(to_dlpack, grads),
+            aux_scale,
+            torch.get_num_threads(),
+            _stream(x),
+        )
+        if dx is not None:
+            return (_taken(dx), *(g.to(w.dtype) for g, w in zip(grads, weights)))
+        # A second backward of one forward (retain_graph), or a copy of `kept`: compute it again, to the same bits.
+        kept = raw_forward(x, gate, bias, gate_up, down, config, True, False)[-1]
+
+
+class _Moe(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x, gate, bias, gate_up, down, config, routing):  # type: ignore[no-untyped-def]
+        y, losses, experts, weights, kept = raw_forward(x, gate, bias, gate_up, down, config, True, routing)
+        ctx.save_for_backward(x, gate, bias, gate_up, down, kept)
+        ctx.config = config
+        ctx.set_materialize_grads(False)
+        aux = losses.sum().float()
+        ctx.mark_non_differentiable(*(t for t in (losses, experts, weights) if t is not None))
+        return y, aux, losses, experts, weights
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy, d_aux, *_):  # type: ignore[no-untyped-def]
+        x, gate, bias, gate_up, down, kept = ctx.saved_tensors
+        if dy is None and d_aux is None:
+            return None, None, None, None, None, None, None
+        if dy is None:
+            dy = torch.zeros_like(x)
+        scale = 0.0 if d_aux is None else float(d_aux)
+        dx, d_gate, d_gate_up, d_down = raw_backward(dy, kept, x, gate, bias, gate_up, down, ctx.config, scale)
+        return dx, d_gate, None, d_gate_up, d_down, None, None
+
+
+# Under torch.compile. Ops return tensors only, and always as many.
+@torch.library.custom_op("dsmoe::moe_forward", mutates_args=())
+def moe_forward(
+    x: Tensor,
+    gate: Tensor,
+    bias: Optional[Tensor],
+    gate_up: Tensor,
+    down: Tensor,
+    config: str,
+    training: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    y, losses, experts, weights, kept = raw_forward(
+        x.contiguous(), gate.contiguous(), bias, gate_up.contiguous(), down.contiguous(), config, training, True
+    )
+    if not training:
+        losses = torch.zeros(4, dtype=torch.float64, device=x.device)
+        kept = torch.zeros(1, dtype=torch.int64)
+    return y, losses.sum().float(), losses, experts, weights, kept
+
+
+@moe_forward.register_fake
+def _(x, gate, bias, gate_up, down, config, training):  # type: ignore[no-untyped-def]
+    tokens, chosen = x.numel() // x.shape[-1], json.loads(config)["experts_per_token"]
+    return (
+        torch.empty_like(x, memory_format=torch.contiguous_format),
+        x.new_empty((), dtype=torch.float32),
+        x.new_empty(4, dtype=torch.float64),
+        x.new_empty((tokens, chosen), dtype=torch.int32),
+        x.new_empty((tokens, chosen), dtype=torch.float32),
+        torch.empty(1, dtype=torch.int64, device="cpu"),
+    )
+
+
+@torch.library.custom_op("dsmoe::moe_backward", mutates_args=())
+def moe_backward(
+    dy: Tensor,
+    d_aux: Tensor,
+    kept: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    bias: Optional[Tensor],
+    gate_up: Tensor,
+    down: Tensor,
+    config: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, gate, gate_up, down = x.contiguous(), gate.contiguous(), gate_up.contiguous(), down.contiguous()
+    return raw_backward(dy, kept, x, gate, bias, gate_up, down, config, float(d_aux))
+
+
+@moe_backward.register_fake
+def _(dy, d_aux, kept, x, gate, bias, gate_up, down, config):  # type: ignore[no-untyped-def]
+    return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, gate, gate_up, down))
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    x, gate, bias, gate_up, down, config, training = inputs
+    ctx.save_for_backward(x, gate, bias, gate_up, down, output[5])
+    ctx.config = config
+
+
+def _op_backward(ctx: Any, dy, d_aux, *_):  # type: ignore[no-untyped-def]
+    x, gate, bias, gate_up, down, kept = ctx.saved_tensors
+    dy = torch.zeros_like(x) if dy is None else dy
+    d_aux = x.new_zeros((), dtype=torch.float32) if d_aux is None else d_aux
+    dx, d_gate, d_gate_up, d_down = moe_backward(dy, d_aux, kept, x, gate, bias, gate_up, down, ctx.config)
+    return dx, d_gate, None, d_gate_up, d_down, None, None
+
+
+moe_forward.register_autograd(_op_backward, setup_context=_setup)
+
+
+def moe(
+    x: Tensor, gate: Tensor, bias: Tensor | None, gate_up: Tensor, down: Tensor, config: str, training: bool, routing: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """y, the sum of the balance losses, their parts, experts and weights."""
+    if torch.compiler.is_compiling():
+        return moe_forward(x, gate, bias, gate_up, down, config, training)[:5]
+    if not (x.is_contiguous() and gate.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()):
+        x, gate, gate_up, down = x.contiguous(), gate.contiguous(), gate_up.contiguous(), down.contiguous()
+    if training:
+        return _Moe.apply(x, gate, bias, gate_up, down, config, routing)
+    y, _, experts, weights, _ = raw_forward(x, gate, bias, gate_up, down, config, False, routing)
+    return y, None, None, experts, weights
+
+
+class _Attach(torch.autograd.Function):
+    """y, whose gradient takes along that of the loss: as if the loss had been added to whatever is minimised."""
+
+    @staticmethod
+    def forward(ctx: Any, y, loss):  # type: ignore[no-untyped-def]
+        ctx.like = loss.dtype
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy):  # type: ignore[no-untyped-def]
+        return dy, torch.ones((), dtype=ctx.like, device=dy.device)
+
+
+attach = _Attach.apply

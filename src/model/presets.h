@@ -1,0 +1,20 @@
+// Configs of known sizes; ModelConfig::preset() has the list.
+#pragma once
+
+#include "dsmoe/model_config.h"
+
+namespace dsmoe {
+
+// presets_families.cpp: as released.
+ModelConfig qwen3_30b_a3b();
+ModelConfig qwen3_235b_a22b();
+ModelConfig glm_4_5_air();
+ModelConfig glm_4_5();
+ModelConfig olmoe_1b_7b();
+ModelConfig mixtral_8x7b();
+ModelConfig mixtral_8x22b();
+ModelConfig ernie_4_5_21b_a3b();
+ModelConfig minimax_m2();
+ModelConfig dots_llm1();
+
+}  // namespace dsmoe

@@ -1,0 +1,108 @@
+// Released sizes of other families than DeepSeekMoE.
+#include "model/families/family.h"
+#include "model/presets.h"
+
+namespace dsmoe {
+
+namespace {
+
+ModelConfig released(std::string_view model_type) {
+  ModelConfig c = family_of(model_type).default_config();
+  c.torch_dtype = DType::kBF16;
+  return c;
+}
+
+}  // namespace
+
+ModelConfig qwen3_30b_a3b() {
+  ModelConfig c = released("qwen3_moe");
+  c.num_hidden_layers = 48;
+  c.explicit_head_dim = 128;
+  c.norm_topk_prob = true;
+  c.max_position_embeddings = 40960;
+  c.rope_theta = 1e6;
+  c.bos_token_id = 151643;
+  c.eos_token_id = {151645};
+  return c;
+}
+
+ModelConfig qwen3_235b_a22b() {
+  ModelConfig c = qwen3_30b_a3b();
+  c.hidden_size = 4096;
+  c.intermediate_size = 12288;
+  c.moe_intermediate_size = 1536;
+  c.num_hidden_layers = 94;
+  c.num_attention_heads = 64;
+  return c;
+}
+
+ModelConfig glm_4_5_air() {
+  ModelConfig c = released("glm4_moe");
+  c.explicit_head_dim = 128;
+  c.attention_bias = true;
+  c.rope_theta = 1e6;
+  c.eos_token_id = {151329, 151336, 151338};
+  return c;
+}
+
+ModelConfig glm_4_5() {
+  ModelConfig c = glm_4_5_air();
+  c.hidden_size = 5120;
+  c.intermediate_size = 12288;
+  c.moe_intermediate_size = 1536;
+  c.num_hidden_layers = 92;
+  c.n_routed_experts = 160;
+  c.first_k_dense_replace = 3;
+  c.routed_scaling_factor = 2.5;
+  c.use_qk_norm = true;
+  return c;
+}
+
+ModelConfig olmoe_1b_7b() {
+  ModelConfig c = released("olmoe");
+  c.intermediate_size = c.moe_intermediate_size = 1024;
+  c.num_key_value_heads = 16;
+  return c;
+}
+
+ModelConfig mixtral_8x7b() {
+  ModelConfig c = released("mixtral");
+  c.max_position_embeddings = 32768;
+  return c;
+}
+
+ModelConfig mixtral_8x22b() {
+  ModelConfig c = released("mixtral");
+  c.hidden_size = 6144;
+  c.intermediate_size = c.moe_intermediate_size = 16384;
+  c.num_hidden_layers = 56;
+  c.num_attention_heads = 48;
+  c.max_position_embeddings = 65536;
+  return c;
+}
+
+ModelConfig ernie_4_5_21b_a3b() { return released("ernie4_5_moe"); }
+
+ModelConfig minimax_m2() {
+  ModelConfig c = released("minimax_m2");
+  c.rotary_dim = 64;
+  return c;
+}
+
+ModelConfig dots_llm1() {
+  ModelConfig c = released("dots1");
+  c.hidden_size = 4096;
+  c.n_shared_experts = 2;
+  c.n_routed_experts = 128;
+  c.num_experts_per_tok = 6;
+  c.first_k_dense_replace = 1;
+  c.norm_topk_prob = true;
+  c.routed_scaling_factor = 2.5;
+  c.max_position_embeddings = 32768;
+  c.rms_norm_eps = 1e-5;
+  c.rope_theta = 1e7;
+  c.eos_token_id = {151643};
+  return c;
+}
+
+}  // namespace dsmoe

@@ -1,0 +1,34 @@
+#include "parallel/world.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+
+namespace dsmoe::parallel {
+
+namespace {
+
+long number_of(const char* name) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? 0 : std::strtol(text, nullptr, 10);
+}
+
+}  // namespace
+
+int ranks_on_this_machine() {
+  for (const char* const name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE"})
+    if (const long n = number_of(name); n > 0) return static_cast<int>(n);
+  return 1;
+}
+
+int threads_per_rank(int usable) {
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(1, std::min(usable, cores / ranks_on_this_machine()));
+}
+
+bool started_as_rank() {
+  if (number_of("OMPI_COMM_WORLD_SIZE") > 1 || number_of("PMI_SIZE") > 1) return true;
+  return std::getenv("PMIX_RANK") != nullptr && number_of("SLURM_NTASKS") > 1;
+}
+
+}  // namespace dsmoe::parallel

@@ -1,0 +1,90 @@
+#include "train/rank_plan.h"
+
+#include <algorithm>
+
+#include "core/fail.h"
+#include "model/families/family.h"
+#include "model/parameters.h"
+#include "moe/dispatch.h"
+
+namespace dsmoe::train {
+
+namespace {
+
+// Numbers that are trained: those that every rank has, and of routed experts those of one rank (the most) of a group.
+struct Held {
+  Index everywhere = 0, spread = 0;
+};
+
+Held held(const ModelSpec& spec, const RankLayout& layout, bool trained_only) {
+  Held n;
+  visit_parameters(spec, [&](const Parameter& p) {
+    if (trained_only && !p.traits.gradient) return;
+    const auto* const place = std::get_if<ExpertPlace>(&p.place);
+    if (place == nullptr || p.expert < 0 || layout.expert_parallel == 1) {
+      n.everywhere += p.shape.numel();
+    } else if (p.expert < (place->experts + layout.expert_parallel - 1) / layout.expert_parallel) {
+      n.spread += p.shape.numel();
+    }
+  });
+  return n;
+}
+
+}  // namespace
+
+void RankLayout::check(const ModelConfig& config) const {
+  require(ranks >= 1 && expert_parallel >= 1 && ranks % expert_parallel == 0,
+          "expert-parallel is {}, but there are {} ranks: it must divide their number", expert_parallel, ranks);
+  require(expert_parallel == 1 || expert_parallel <= config.routed_experts(),
+          "expert-parallel is {}, but a layer has only {} routed experts; use at most as many", expert_parallel,
+          config.routed_experts());
+}
+
+TrainingMemory rank_memory(const ModelConfig& config, DType dtype, const RankLayout& layout) {
+  layout.check(config);
+  const Held all = held(spec_of(config), layout, false), trained = held(spec_of(config), layout, true);
+  const auto share = [](Index n, Index ranks) { return (n + ranks - 1) / ranks; };
+  const Index kept =
+      layout.zero ? share(trained.everywhere, layout.ranks) + share(trained.spread, layout.ranks / layout.expert_parallel)
+                  : trained.everywhere + trained.spread;
+  TrainingMemory m;
+  m.weights = (all.everywhere + all.spread) * static_cast<Index>(size_of(dtype));
+  m.gradients = 4 * (trained.everywhere + trained.spread);
+  m.master_weights = dtype == DType::kF32 ? 0 : 4 * kept;
+  m.moments = 8 * kept;
+  return m;
+}
+
+RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayout& layout, Index tokens) {
+  layout.check(config);
+  const ModelSpec spec = spec_of(config);
+  const Held trained = held(spec, layout, true);
+  const auto element = static_cast<double>(size_of(dtype)), group = static_cast<double>(layout.expert_parallel);
+  RankTraffic t;
+  // There as shares to be summed, and back as sums, or with ZeRO as weights.
+  const auto summed = [&](Index numbers, Index ranks) {
+    const double others = 1 - 1 / static_cast<double>(ranks);
+    t.gradients += others * static_cast<double>(numbers) * (4 + (layout.zero ? element : 4));
+  };
+  summed(trained.everywhere, layout.ranks);
+  summed(trained.spread, layout.ranks / layout.expert_parallel);
+  if (layout.expert_parallel == 1) return t;
+
+  const double mine = static_cast<double>(tokens) / static_cast<double>(layout.ranks);
+  for (const LayerSpec& layer : spec.layers) {
+    const auto* const moe = std::get_if<MoeConfig>(&layer.feed_forward);
+    if (moe == nullptr) continue;
+    const double e = static_cast<double>(moe->routed_experts), k = static_cast<double>(moe->experts_per_token);
+    // That none of the K choices, all different, is among the experts of one rank.
+    double none = 1;
+    for (double i = 0; i < k; ++i) none *= std::max(0.0, e - e / group - i) / (e - i);
+    const double ranks = (group - 1) * (1 - none), rows = k * (group - 1) / group;  // others, per token
+    const double width = static_cast<double>(spec.width);
+    const double there = 2 * ranks * width * element + rows * sizeof(TravellingRow);      // x and dy
+    const double back = 2 * (layout.partial_sums ? ranks : rows) * width * 4 + rows * 4;  // sums and dx, weights' gradients
+    t.tokens += mine * (there + back);
+  }
+  return t;
+}
+
+}  // namespace dsmoe::train

@@ -1,0 +1,28 @@
+// What training by many ranks takes, before it is tried: memory of a rank, and bytes that it sends in a step.
+#pragma once
+
+#include "dsmoe/model_config.h"
+#include "model/plan.h"
+
+namespace dsmoe::train {
+
+struct RankLayout {
+  Index ranks = 1, expert_parallel = 1;
+  bool zero = false, partial_sums = false;
+
+  void check(const ModelConfig& config) const;  // throws for what make_mesh() and the layers refuse
+};
+
+// Of the rank with the most experts.
+TrainingMemory rank_memory(const ModelConfig& config, DType dtype, const RankLayout& layout);
+
+// Bytes that a rank sends to others in a step of one pass over `tokens` tokens of all ranks, with even shares. Tokens
+// choose experts at random in it; lengths and counts, some bytes per layer, are left out.
+struct RankTraffic {
+  double gradients = 0;  // and, with ZeRO, the new weights
+  double tokens = 0;     // to their experts and back, forward and backward
+  double total() const { return gradients + tokens; }
+};
+RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayout& layout, Index tokens);
+
+}  // namespace dsmoe::train

@@ -1,0 +1,46 @@
+#include "train/ranks.h"
+
+#include <algorithm>
+
+namespace dsmoe::train {
+
+double sum_of_losses(std::span<const double> token_losses, Index vocab) {
+  const auto at_a_time = static_cast<std::size_t>(head_tokens(Device::kCpu, vocab));
+  double all = 0;
+  for (std::size_t first = 0; first < token_losses.size(); first += at_a_time) {
+    double sum = 0;
+    for (std::size_t t = first; t < std::min(token_losses.size(), first + at_a_time); ++t) sum += token_losses[t];
+    all += sum;
+  }
+  return all;
+}
+
+void add_up_targets(parallel::Comm& comm, StepSums& s) {
+  std::int64_t counts[] = {s.tokens, s.targets};
+  comm.all_reduce(std::span<std::int64_t>(counts));
+  s.tokens = counts[0], s.targets = counts[1];
+}
+
+void add_up_rest(parallel::Comm& comm, StepSums& s) {
+  double balance[] = {s.balance.sequence, s.balance.batch, s.balance.device, s.balance.router_z};
+  comm.all_reduce(std::span<double>(balance));
+  s.balance = {balance[0], balance[1], balance[2], balance[3]};
+  std::vector<std::int64_t> load;
+  for (const auto& layer : s.load) load.insert(load.end(), layer.begin(), layer.end());
+  comm.all_reduce(std::span(load));
+  auto from = load.begin();
+  for (auto& layer : s.load) {
+    const auto next = from + static_cast<std::ptrdiff_t>(layer.size());
+    std::copy(from, next, layer.begin());
+    from = next;
+  }
+}
+
+RankBatch batch_of_rank(const parallel::Comm& comm, const Dataset& data, Index first, Index count) {
+  const parallel::Comm::Range mine = comm.share(count);
+  RankBatch result{data.batch(first + (mine.count() > 0 ? mine.first : 0), std::max<Index>(mine.count(), 1))};
+  result.counted = mine.count() * result.batch.length;
+  return result;
+}
+
+}  // namespace dsmoe::train

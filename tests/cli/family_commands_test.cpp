@@ -1,0 +1,106 @@
+// The commands on models of other families, and what `info MODEL` tells of them.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/run_program.h"
+#include "support/files.h"
+#include "support/temp_folder.h"
+
+namespace dsmoe::testing {
+namespace {
+
+using Json = nlohmann::json;
+
+class FamilyCommands : public ::testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  static ProgramResult ok(const std::vector<std::string>& arguments) {
+    ProgramResult r = run_program(arguments);
+    EXPECT_EQ(r.status, 0) << r.err;
+    return r;
+  }
+  std::string qwen3() const {
+    std::ofstream(path("config.json")) << Json{
+        {"model_type", "qwen3_moe"}, {"vocab_size", kSmallVocab},      {"hidden_size", 32},        {"head_dim", 32},
+        {"num_hidden_layers", 2},    {"num_attention_heads", 2},       {"num_key_value_heads", 1}, {"num_experts", 4},
+        {"num_experts_per_tok", 2},  {"moe_intermediate_size", 32},    {"intermediate_size", 64},  {"norm_topk_prob", true},
+        {"rope_theta", 1e6},         {"max_position_embeddings", 256}, {"initializer_range", 0.05}};
+    ok({"init", "--config", path("config.json"), "--seed", "3", "--tokenizer", kSmallTokenizer, "-o", path("model")});
+    return path("model");
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(FamilyCommands, Qwen3IsAModelForEveryCommand) {
+  const std::string m = qwen3();
+  std::ofstream(path("text.txt")) << "An attention function can be described as mapping a query and a set of key-value "
+                                     "pairs to an output. The output is a weighted sum of the values.\n";
+  const Json a = ok({"generate", "-m", m, "-p", "Who are you?", "-n", "6", "--temp", "0", "--json"}).json();
+  ok({"convert", m, "-o", path("m.gguf")});
+  EXPECT_EQ(ok({"generate", "-m", path("m.gguf"), "-p", "Who are you?", "-n", "6", "--temp", "0", "--json"}).json()["text"],
+            a["text"]);
+  const double loss = ok({"eval", "-m", m, "--data", path("text.txt"), "--json"}).json()["loss"];
+  ok({"quantize", m, "-o", path("q8.gguf"), "--type", "q8_0"});
+  EXPECT_NEAR(ok({"eval", "-m", path("q8.gguf"), "--data", path("text.txt"), "--json"}).json()["loss"], loss, 0.05);
+  ok({"convert", path("m.gguf"), "-o", path("back")});
+  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json"})
+    EXPECT_EQ(read_bytes(path(std::string("back/") + name)), read_bytes(m + "/" + name)) << name;
+  const ProgramResult chat = run_program({"chat", "-m", m, "-n", "3"}, "", "hello\n");
+  EXPECT_EQ(chat.status, 0) << chat.err;
+}
+
+TEST_F(FamilyCommands, Qwen3IsTrainedFineTunedAndPruned) {
+  const std::string m = qwen3();
+  std::ofstream text(path("text.txt"));
+  for (int i = 0; i < 200; ++i) text << "the cat sat on the mat, and the dog sat on the cat. ";
+  text.close();
+  const auto loss = [&](const std::string& of) {
+    return ok({"eval", "-m", of, "--data", path("text.txt"), "--json"}).json()["loss"].get<double>();
+  };
+  const double before = loss(m);
+  ok({"train", "-m", m, "--data", path("text.txt"), "--steps", "20", "--batch-size", "4", "--seq-len", "32", "--lr", "3e-3",
+      "-o", path("whole")});
+  EXPECT_LT(loss(path("whole")), before - 0.5);
+  ok({"train", "-m", m, "--data", path("text.txt"), "--steps", "20", "--batch-size", "4", "--seq-len", "32", "--lr", "1e-2",
+      "--lora-rank", "4", "-o", path("lora")});
+  EXPECT_LT(loss(path("lora")), before - 0.2);
+  ok({"prune", "-m", m, "--keep", "3", "--data", path("text.txt"), "-o", path("pruned")});
+  const Json config = Json::parse(read_bytes(path("pruned/config.json")));
+  EXPECT_EQ(config["num_experts"], 3);
+  EXPECT_FALSE(config.contains("n_routed_experts"));
+  EXPECT_GT(loss(path("pruned")), 0);
+}
+
+TEST_F(FamilyCommands, InfoTellsFamilyNeedsAndWhatIsMissing) {
+  const Json qwen = ok({"info", qwen3(), "--json"}).json();
+  EXPECT_EQ(qwen["family"], "Qwen3-MoE");
+  EXPECT_EQ(qwen["supported"], true);
+  EXPECT_NE(qwen["needs"].dump().find("norms of queries and keys, per head"), std::string::npos);
+  EXPECT_EQ(qwen["not_supported"], Json::array());
+  const ProgramResult words = ok({"info", path("model")});
+  for (const char* word : {"family", "Qwen3-MoE", "4 experts of 32", "not supported", "nothing"})
+    EXPECT_TRUE(words.out_has(word)) << word << " in " << words.out;
+
+  const auto config = [&](const char* name, const Json& fields) {
+    std::filesystem::create_directory(path(name));
+    std::ofstream(path(std::string(name) + "/config.json")) << fields;
+    return ok({"info", path(name), "--json"}).json();
+  };
+  const Json v3 = config("v3", {{"model_type", "deepseek_v3"}});
+  EXPECT_EQ(v3["supported"], false);
+  EXPECT_NE(v3["not_supported"].dump().find("deepseek_v3"), std::string::npos);
+  const Json mla = config("mla", {{"model_type", "glm4_moe"}, {"head_dim", 128}, {"kv_lora_rank", 512}});
+  EXPECT_NE(mla["not_supported"].dump().find("kv_lora_rank"), std::string::npos);
+  const Json glm = config("glm", {{"model_type", "glm4_moe"}, {"head_dim", 128}, {"num_nextn_predict_layers", 1}});
+  EXPECT_EQ(glm["supported"], true);
+  EXPECT_NE(glm["not_supported"].dump().find("predicting further tokens"), std::string::npos);
+  EXPECT_NE(glm["needs"].dump().find("64 of a head's 128"), std::string::npos);
+  EXPECT_EQ(run_program({"info", path("nothing")}).status, 1);
+}
+
+}  // namespace
+}  // namespace dsmoe::testing

@@ -1,0 +1,89 @@
+// What is planned for ranks is what they hold and send.
+#include "train/rank_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <set>
+
+#include "support/expect_error.h"
+#include "support/thread_ranks.h"
+#include "train/support.h"
+
+namespace dsmoe::train {
+namespace {
+
+using namespace test;
+using parallel::Comm;
+using parallel::Mesh;
+
+struct Measured {
+  std::size_t memory = 0;   // of the rank with the most
+  std::uint64_t bytes = 0;  // that all send in one step
+};
+
+constexpr Index kSequences = 8;
+
+Measured measure(const ModelConfig& config, DType dtype, const RankLayout& layout) {
+  Measured measured;
+  std::mutex mutex;
+  testing::run_ranks(static_cast<int>(layout.ranks), [&](const std::shared_ptr<Comm>& world) {
+    Context ctx(1);
+    const auto mesh = std::make_shared<Mesh>(parallel::make_mesh(world, layout.expert_parallel));
+    mesh->partial_sums = layout.partial_sums;
+    TrainOptions o = small_options();
+    o.dtype = dtype, o.batch_size = kSequences;
+    Trainer trainer(ctx, config, random_weights(config, 1, dtype, ctx), o, mesh, layout.zero);
+    const std::set<Comm*> groups = {world.get(), mesh->data.get(), mesh->experts.get()};
+    std::uint64_t before = 0, after = 0;
+    for (const Comm* c : groups) before += c->bytes_sent();
+    const Walks data;
+    const Comm::Range mine = world->share(kSequences);
+    const Batch batch = data.batch(mine.first, mine.count());
+    trainer.step(std::span(&batch, 1));
+    for (const Comm* c : groups) after += c->bytes_sent();
+    const std::lock_guard lock(mutex);
+    measured.memory = std::max(measured.memory, trainer.state_bytes());
+    measured.bytes += after - before;
+  });
+  return measured;
+}
+
+TEST(TrainRankPlan, MemoryAndBytes) {
+  ModelConfig config = small_config();
+  config.num_experts_per_tok = config.n_routed_experts;  // so that where tokens go is known
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    for (const RankLayout& layout : {RankLayout{2, 1}, RankLayout{4, 2, true}, RankLayout{4, 4},
+                                     RankLayout{2, 2, false, true}, RankLayout{4, 1, true}}) {
+      const Measured got = measure(config, dtype, layout);
+      const auto memory = static_cast<double>(rank_memory(config, dtype, layout).total());
+      const double bytes = rank_traffic(config, dtype, layout, kSequences * 16).total() * static_cast<double>(layout.ranks);
+      EXPECT_NEAR(static_cast<double>(got.memory) / memory, 1, 0.002) << layout.ranks << " " << layout.expert_parallel;
+      // Counts, losses and the load of experts come on top.
+      EXPECT_GE(static_cast<double>(got.bytes) / bytes, 0.999) << layout.ranks << " " << layout.expert_parallel;
+      EXPECT_LE(static_cast<double>(got.bytes) / bytes, 1.05) << layout.ranks << " " << layout.expert_parallel;
+    }
+}
+
+TEST(TrainRankPlan, ChoicesAtRandom) {
+  ModelConfig config = small_config();
+  const RankLayout layout{2, 2};
+  const Measured got = measure(config, DType::kF32, layout);
+  const double bytes = rank_traffic(config, DType::kF32, layout, kSequences * 16).total() * 2;
+  EXPECT_NEAR(static_cast<double>(got.bytes) / bytes, 1, 0.1);  // 128 tokens do not choose evenly
+}
+
+TEST(TrainRankPlan, LayoutsThatCannotBe) {
+  const ModelConfig config = small_config();
+  EXPECT_TRUE(testing::throws_error(
+      [&] {
+        rank_memory(config, DType::kF32, {4, 3});
+      },
+      {"expert-parallel is 3", "4 ranks"}));
+  EXPECT_TRUE(testing::throws_error([&] { rank_traffic(config, DType::kF32, {16, 16}, 1); }, {"only 8 routed experts"}));
+  EXPECT_EQ(rank_memory(config, DType::kBF16, {}).total(), training_memory(config, DType::kBF16).total());
+  EXPECT_EQ(rank_traffic(config, DType::kBF16, {}, 100).total(), 0);
+}
+
+}  // namespace
+}  // namespace dsmoe::train
