@@ -8,12 +8,14 @@
 #include <csignal>
 #include <cstdarg>
 #include <cstdio>
+#include <mutex>
 #include <string_view>
 #include <utility>
 
 namespace dsmoe::io {
 namespace {
 
+std::mutex counting;  // tests write files from many threads
 int fail_at = 0;
 int fail_with = 0;
 int counted = 0;
@@ -28,6 +30,7 @@ void call_hook(std::string_view path) {
 }
 
 bool fails(char call) {
+  const std::scoped_lock lock(counting);
   calls += call;
   if (fail_at == 0 || ++counted != fail_at) return false;
   if (fail_with == 0) ::raise(SIGKILL);
@@ -38,14 +41,21 @@ bool fails(char call) {
 }  // namespace
 
 void fail_call(int number, int error) {
+  const std::scoped_lock lock(counting);
   fail_at = number;
   fail_with = error;
   counted = 0;
 }
 
-int calls_counted() { return counted; }
+int calls_counted() {
+  const std::scoped_lock lock(counting);
+  return counted;
+}
 
-std::string take_calls() { return std::exchange(calls, {}); }
+std::string take_calls() {
+  const std::scoped_lock lock(counting);
+  return std::exchange(calls, {});
+}
 
 void before_open(std::string name, std::function<void()> function) {
   hooked_name = std::move(name);
