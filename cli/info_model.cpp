@@ -31,7 +31,8 @@ void describe_attention(const GqaSpec& a, Json& needs) {
 void describe_experts(const MoeConfig& m, Index layers, Json& needs) {
   needs.push_back(fmt::format("{} layers with {} experts of {}, {} per token", layers, m.routed_experts, m.expert_size,
                               m.experts_per_token));
-  if (m.shared_experts > 0) needs.push_back(fmt::format("{} shared experts", m.shared_experts));
+  if (m.shared_experts > 0)
+    needs.push_back(fmt::format("{} shared experts{}", m.shared_experts, m.shared_gate ? " behind a gate" : ""));
   std::string gate = m.score == ScoreFunction::kSigmoid ? "sigmoid scores" : "softmax scores";
   if (m.norm_topk_prob) gate += ", normalised";
   if (m.routed_scaling_factor != 1) gate += fmt::format(", times {}", m.routed_scaling_factor);

@@ -30,9 +30,10 @@ namespace dsmoe {
 // Experts are f32, bf16 or, listed on the CPU, f16 and quantized: then activations are f32, forward only. The gate is f32
 // or bf16; on a GPU it has the dtype of the experts.
 struct MoeWeights {
-  Tensor gate;       // [E, D]
-  Tensor gate_bias;  // [E] f32, only with MoeConfig::selection_bias
-  Experts experts;   // S + E, shared ones first
+  Tensor gate;              // [E, D]
+  Tensor gate_bias;         // [E] f32, only with MoeConfig::selection_bias
+  Experts experts;          // S + E, shared ones first
+  Tensor shared_gate = {};  // [D] in the dtype of the gate, only with MoeConfig::shared_gate
 
   // Stacked. The reference's initialisation: gate uniform in ±1/sqrt(D), the rest normal with deviation `std`.
   static MoeWeights random(const MoeConfig& config, DType dtype, std::uint64_t seed, float std = 0.02f);
@@ -51,6 +52,7 @@ struct MoeGradients {
 
   Tensor gate;
   Experts experts;
+  Tensor shared_gate = {};  // only with MoeConfig::shared_gate
 };
 
 // Which experts each token chose.

@@ -32,6 +32,8 @@ struct MoeConfig {
   bool norm_topk_prob = false;         // divide the K chosen scores by (their sum + 1e-20) when K > 1
   float routed_scaling_factor = 1.0f;  // multiplies the chosen weights, after normalisation
   bool selection_bias = false;         // add a bias per expert for choosing; it does not enter the weights
+  // Multiply the shared experts' outputs by sigmoid(<x, MoeWeights::shared_gate>): their weight is else 1.
+  bool shared_gate = false;
 
   // Choose only from the best `groups_per_token` of `groups` equal, contiguous groups of experts.
   Index groups = 1;

@@ -30,7 +30,9 @@ std::vector<std::string> spellings(const Family& family, std::string_view field)
     if (n.field == field) all.emplace_back(n.spelling);
   // Newer files call torch_dtype just dtype; whichever stands in the file is read and written back.
   if (field == "torch_dtype") return {"torch_dtype", "dtype"};
-  if (!is_of_other_families(field) && std::find(all.begin(), all.end(), field) == all.end()) all.emplace_back(field);
+  const bool derived = field == "n_shared_experts" && knows(family, "shared_expert_intermediate_size");  // says their width
+  if (!derived && !is_of_other_families(field) && std::find(all.begin(), all.end(), field) == all.end())
+    all.emplace_back(field);
   return all;
 }
 

@@ -141,6 +141,16 @@ void read_sizes(const io::GgufFile& file, const Keys& key, ModelConfig& c) {
   c.vocab_size = table.rank() == 2 ? table[0] : m.integer(key("vocab_size"));
 }
 
+// How many shared experts there are; a file that does not say it has their matrices, as wide as all of them together.
+void read_shared(const io::GgufFile& file, const Keys& key, Index layer, ModelConfig& c) {
+  const std::string matrix = fmt::format("blk.{}.ffn_gate_shexp.weight", layer);
+  const Index width = file.contains(matrix) ? file.info(matrix).shape[0] : 0,
+              each = std::max<Index>(1, c.moe_intermediate_size);
+  const Index shared = file.metadata().integer(key("expert_shared_count"), width / each);
+  if (shared != c.shared_experts()) c.n_shared_experts = shared;
+  if (knows(family_of(c.model_type), "shared_expert_intermediate_size")) c.shared_expert_intermediate_size = width;
+}
+
 void read_experts(const io::GgufFile& file, const Keys& key, ModelConfig& c) {
   const GgufMetadata& m = file.metadata();
   const Index experts = m.integer(key("expert_count"), 0);
@@ -158,11 +168,10 @@ void read_experts(const io::GgufFile& file, const Keys& key, ModelConfig& c) {
     fail(ErrorCode::kFormat, "{}: {} is {}, but tensor '{}' is {}", m.where(), key("expert_count"), experts, router, shape);
   c.n_routed_experts = experts;
   c.num_experts_per_tok = m.integer(key("expert_used_count"));
-  const Index shared = m.integer(key("expert_shared_count"), 0);
-  if (shared != c.shared_experts()) c.n_shared_experts = shared;
   const std::string width = key("expert_feed_forward_length");  // of files without dense layers feed_forward_length
   const bool same_width = !key.architecture.dense_layers && !m.contains(width);
   c.moe_intermediate_size = same_width ? uniform(m, key("feed_forward_length")) : m.integer(width);
+  read_shared(file, key, dense, c);
   bool same = true;
   for (Index l = 0; l < c.num_hidden_layers; ++l) same = same && c.is_moe_layer(l) == (l >= dense);
   if (same) return;

@@ -23,12 +23,15 @@ void register_parameters(const MoeConfig& m, Index width, ParameterRegistry& r) 
     register_swiglu(r, {"shared_experts.gate.weight", "shared_experts.up.weight", "shared_experts.down.weight"},
                     m.shared_experts * m.expert_size, width, {.group = Group::kSharedExperts, .adapter = true},
                     m.shared_experts);
+  if (m.shared_gate)
+    r.add("shared_gate.weight", {width}, {.group = Group::kSharedExperts},
+          [](LayerTensors& l) -> Tensor& { return l.shared_gate; });
 }
 
 ExpertsShape experts_shape(const MoeConfig& m) { return {m.shared_experts, m.routed_experts, m.expert_size}; }
 
 __int128 multiply_adds(const MoeConfig& m, Index width, Index) {
-  return static_cast<__int128>(width) * (m.routed_experts + 3 * m.slots() * m.expert_size);
+  return static_cast<__int128>(width) * (m.routed_experts + (m.shared_gate ? 1 : 0) + 3 * m.slots() * m.expert_size);
 }
 
 Index kept_bytes(const MoeConfig& m, Index width, Index element) {

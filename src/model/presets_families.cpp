@@ -105,4 +105,28 @@ ModelConfig dots_llm1() {
   return c;
 }
 
+ModelConfig qwen1_5_moe_a2_7b() {
+  ModelConfig c = released("qwen2_moe");
+  c.max_position_embeddings = 8192;
+  c.rope_theta = 1e6;
+  c.bos_token_id = c.eos_token_id.emplace_back(151643);
+  return c;
+}
+
+ModelConfig qwen2_57b_a14b() {
+  ModelConfig c = qwen1_5_moe_a2_7b();
+  c.hidden_size = 3584;
+  c.intermediate_size = 18944;
+  c.moe_intermediate_size = 2560;
+  c.shared_expert_intermediate_size = 20480;
+  c.n_shared_experts = 8;
+  c.num_hidden_layers = 28;
+  c.num_attention_heads = 28;
+  c.num_key_value_heads = 4;
+  c.n_routed_experts = 64;
+  c.num_experts_per_tok = 8;
+  c.max_position_embeddings = 131072;
+  return c;
+}
+
 }  // namespace dsmoe

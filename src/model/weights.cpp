@@ -74,7 +74,7 @@ ModelTensors own_tensors(const ModelSpec& spec, DType dtype, bool gradients, Dev
 
 MoeGradients LayerTensors::moe_gradients() const {
   MoeGradients grads;
-  grads.gate = gate, grads.experts = experts;
+  grads.gate = gate, grads.experts = experts, grads.shared_gate = shared_gate;
   return grads;
 }
 

@@ -25,10 +25,11 @@ struct LayerTensors {
   LinearWeights q, k, v, o;
   Tensor q_norm, k_norm;   // [head_dim], or one weight per number of a token; empty without such norms
   Tensor gate, gate_bias;  // the router of a MoE layer
+  Tensor shared_gate;      // [D]; empty where its shared experts have no gate
   Experts experts;         // S + E of a MoE layer, shared ones first; the one of a dense layer
 
   // What MoeLayer takes: the same memory.
-  MoeWeights moe() const { return {gate, gate_bias, experts}; }
+  MoeWeights moe() const { return {gate, gate_bias, experts, shared_gate}; }
   MoeGradients moe_gradients() const;
 };
 

@@ -6,6 +6,7 @@
 #include "moe/batch_load.h"
 #include "ops/experts.h"
 #include "ops/gate.h"
+#include "ops/shared_gate.h"
 
 namespace dsmoe {
 
@@ -39,6 +40,9 @@ void check_gradients(const MoeConfig& c, const MoeGradients& g) {
               g.gate.dtype() == g.experts.dtype(),
           "the gradient of the gate is {} {}, expected {} [{}, {}] beside stacked experts", to_string(g.gate.dtype()),
           g.gate.shape(), to_string(g.experts.dtype()), c.routed_experts, c.hidden_size);
+  require(!c.shared_gate || (g.shared_gate.shape() == Shape({c.hidden_size}) && g.shared_gate.dtype() == g.gate.dtype()),
+          "the gradient of the shared experts' gate is {} {}, expected {} [{}]", to_string(g.shared_gate.dtype()),
+          g.shared_gate.shape(), to_string(g.gate.dtype()), c.hidden_size);
   g.experts.check(c.shared_experts, c.routed_experts, c.expert_size, c.hidden_size);
 }
 
@@ -68,6 +72,7 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
 
   auto [chosen, plan] = ops::gate(ctx, config, x, weights_.gate, weights_.gate_bias, dropped ? 0 : shared, options.training,
                                   options.overrides);
+  if (config_.shared_gate && !dropped) ops::weigh_shared(ctx, x, weights_.shared_gate, plan);
   ops::ExpertActivations kept;
   const Tensor h = ops::experts_gate_up(ctx, experts, plan, x, options.training ? &kept : nullptr);
   MoeForward out;
@@ -102,6 +107,9 @@ Tensor MoeLayer::backward(Context& ctx, const Tensor& dy_in, const MoeForward& f
                                  {saved.chosen, saved.plan, d.weight, saved.sequence_length, options.aux_scale,
                                   options.accumulate, saved.whole ? &*saved.whole : nullptr},
                                  grads.gate);
+  if (config_.shared_gate)
+    ops::weigh_shared_backward(ctx, saved.x, weights_.shared_gate, saved.plan, {d.weight, options.accumulate},
+                               grads.shared_gate, dx);
   return ops::experts_gate_up_backward(ctx, weights_.experts, saved.plan, d, std::move(dx)).reshape(dy_in.shape());
 }
 

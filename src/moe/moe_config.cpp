@@ -65,6 +65,7 @@ void MoeConfig::validate() const {
   check.size("expert_size", expert_size, 1);
   check.size("routed_experts", routed_experts, 1);
   check.size("shared_experts", shared_experts, 0);
+  check(!shared_gate || shared_experts > 0, "shared_gate is set, but there are no shared_experts that it could weigh");
   check(all_experts() <= kMaxSize, "routed_experts {} and shared_experts {} are together more than {}", routed_experts,
         shared_experts, kMaxSize);
   check.size("experts_per_token", experts_per_token, 1);

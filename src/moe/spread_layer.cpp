@@ -9,6 +9,7 @@
 #include "moe/dispatch.h"
 #include "ops/elementwise.h"
 #include "ops/expert_rows.h"
+#include "ops/shared_gate.h"
 
 namespace dsmoe {
 
@@ -79,7 +80,7 @@ Index sum(const std::vector<std::int64_t>& counts) { return std::accumulate(coun
 }  // namespace
 
 SpreadMoeLayer::SpreadMoeLayer(MoeConfig config, MoeWeights weights, const parallel::Mesh& mesh)
-    : config_(config), gate_(weights.gate), gate_bias_(weights.gate_bias), mesh_(mesh) {
+    : config_(config), gate_(weights.gate), gate_bias_(weights.gate_bias), shared_gate_(weights.shared_gate), mesh_(mesh) {
   config_.validate();
   const Index all = config_.routed_experts;
   const Comm::Range here = mesh.experts_here(all);
@@ -97,7 +98,8 @@ SpreadMoeLayer::SpreadMoeLayer(MoeConfig config, MoeWeights weights, const paral
 
 Tensor SpreadMoeLayer::shared_sums(Context& ctx, const Experts& shared, const Tensor& x, Saved* saved) const {
   if (!shared) return ctx.zeros(DType::kF32, x.shape());
-  const ops::Plan plan = plan_of_shared(x.dim(0), shared.count());
+  ops::Plan plan = plan_of_shared(x.dim(0), shared.count());
+  if (config_.shared_gate) ops::weigh_shared(ctx, x, shared_gate_, plan);
   const Tensor h = ops::experts_gate_up(ctx, shared, plan, x, saved ? &saved->shared_kept : nullptr);
   if (saved) saved->shared = plan;
   return ops::expert_sums(ctx, shared, plan, h);
@@ -257,6 +259,9 @@ Tensor SpreadMoeLayer::backward(Context& ctx, const Tensor& dy, Saved& s, MoeGra
                                  {s.chosen, s.plan, row_weights, s.sequence_length, options.aux_scale, options.accumulate,
                                   s.whole ? &*s.whole : nullptr},
                                  grads.gate);
+  if (config_.shared_gate)
+    ops::weigh_shared_backward(ctx, s.x, shared_gate_, s.shared, {shared_d.weight, options.accumulate}, grads.shared_gate,
+                               dx);
   if (shared) ops::add_expert_grads(ctx, shared, s.shared, shared_d, dx);
   rows_back->wait();
   ops::add_rows(ctx, partial ? s.out.sum_place : s.out.place, {}, returned, dx);

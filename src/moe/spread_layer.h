@@ -36,7 +36,7 @@ class SpreadMoeLayer {
   Tensor rows_of_all(Context& ctx, const Tensor& x, const Experts& shared, const Saved& saved) const;
 
   MoeConfig config_;
-  Tensor gate_, gate_bias_;
+  Tensor gate_, gate_bias_, shared_gate_;
   Experts shared_, experts_;  // these: all tokens' and those of this rank
   const parallel::Mesh& mesh_;
 };

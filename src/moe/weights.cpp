@@ -29,8 +29,10 @@ void MoeWeights::check(const MoeConfig& c) const {
           to_string(gate.dtype()));
   check_tensor("gate", gate, gate.dtype(), {c.routed_experts, c.hidden_size});
   if (c.selection_bias) check_tensor("gate_bias", gate_bias, DType::kF32, {c.routed_experts});
+  if (c.shared_gate) check_tensor("shared_gate", shared_gate, gate.dtype(), {c.hidden_size});
   experts.check(c.shared_experts, c.routed_experts, c.expert_size, c.hidden_size);
-  require(experts.device() == gate.device() && (!c.selection_bias || gate_bias.device() == gate.device()),
+  require(experts.device() == gate.device() && (!c.selection_bias || gate_bias.device() == gate.device()) &&
+              (!c.shared_gate || shared_gate.device() == gate.device()),
           "the gate and the experts are not in one memory; copy the weights with to()");
   require(device() == Device::kCpu || ((experts.stacked() || experts.packed()) && gate.dtype() == experts.dtype()),
           "on a GPU the gate has the dtype of the experts, and these are stacked or packed; got {} and {}",
@@ -65,20 +67,24 @@ MoeWeights MoeWeights::random(const MoeConfig& c, DType dtype, std::uint64_t see
   for (Index e = 0; e < c.routed_experts; ++e) routed.push_back(mlp(c.expert_size));
   const ExpertTensors shared = c.shared_experts > 0 ? mlp(c.shared_experts * c.expert_size) : ExpertTensors{};
   w.experts = Experts::listed(c.shared_experts, shared, routed).stack(dtype);
+  if (c.shared_gate) w.shared_gate = normal({c.hidden_size});
   return w;
 }
 
 MoeWeights MoeWeights::to(Device device) const {
   if (device == this->device()) return *this;
-  return {gate.to(device), gate_bias.numel() > 0 ? gate_bias.to(device) : gate_bias, experts.to(device)};
+  const auto moved = [&](const Tensor& t) { return t.numel() > 0 ? t.to(device) : t; };
+  return {gate.to(device), moved(gate_bias), experts.to(device), moved(shared_gate)};
 }
 
 MoeGradients::MoeGradients(const MoeConfig& c, Device device, DType dtype)
     : gate(Tensor::zeros(dtype, {c.routed_experts, c.hidden_size}, device)),
-      experts(Experts::zeros(c.all_experts(), c.expert_size, c.hidden_size, dtype, device)) {}
+      experts(Experts::zeros(c.all_experts(), c.expert_size, c.hidden_size, dtype, device)),
+      shared_gate(c.shared_gate ? Tensor::zeros(dtype, {c.hidden_size}, device) : Tensor()) {}
 
 void MoeGradients::zero(Context& ctx) {
   for (Tensor* t : {&gate, &experts.gate_up(), &experts.down()}) ctx.fill_zero(*t);
+  if (shared_gate.numel() > 0) ctx.fill_zero(shared_gate);
 }
 
 }  // namespace dsmoe

@@ -32,8 +32,9 @@ struct ExpertRows {
   Index rows() const { return static_cast<Index>(token.size()); }
 };
 
-// The dispatch plan over one list of X experts, shared ones first; a shared expert is one that every token chooses with
-// weight 1. The sort is stable, so the rows of an expert are in the order of the tokens. R = T * (shared + K) rows.
+// The dispatch plan over one list of X experts, shared ones first; a shared expert is one that every token chooses, with
+// weight 1 unless they have a gate of their own. The sort is stable, so the rows of an expert are in the order of the
+// tokens. R = T * (shared + K) rows.
 struct Plan {
   Index tokens = 0, shared = 0, routed = 0, chosen = 0;  // T, entries that every token takes, E, K
   Tensor offset;                                         // [X + 1] i32
@@ -41,6 +42,7 @@ struct Plan {
   Tensor weight;                                         // [R] f32
   Tensor slot_row;                                       // [T, K] i32: the row of the token's k-th choice, the inverse map
   Tensor slot_weight;                                    // [T, K] f32: Chosen::weights
+  bool weighs_shared = false;  // the shared experts' rows have weights of their own (shared_gate.h)
   // On a GPU: how the products cut the rows into tiles (ops/cuda/plan.h).
   struct Tiles {
     int rows = 0;          // of a tile, at most

@@ -129,6 +129,29 @@ TEST(FamilyConfig, WhatIsNotDoneIsRefused) {
   EXPECT_TRUE(refused(R"({"model_type": "deepseek_v3"})", {"deepseek_v3", "qwen3_moe"}));
 }
 
+// Files say the width of all shared experts together, and never how many they are.
+TEST(FamilyConfig, SharedExpertsOfQwen2AreAWidth) {
+  const auto qwen = [](const std::string& more) { return R"({"model_type": "qwen2_moe", )" + more + "}"; };
+  const ModelConfig c = read(qwen(R"("moe_intermediate_size": 2560, "shared_expert_intermediate_size": 20480)"));
+  EXPECT_EQ(c.shared_experts(), 8);
+  EXPECT_TRUE(c.moe(0).shared_gate);
+  EXPECT_FALSE(c.norm_topk_prob) << "no release normalises, nor does the class";
+  EXPECT_TRUE(attention(spec_of(c)).bias && !attention(spec_of(c)).output_bias) << "qkv_bias is true by default";
+  EXPECT_FALSE(attention(spec_of(read(qwen(R"("qkv_bias": false)")))).bias);
+  EXPECT_EQ(read(qwen(R"("shared_expert_intermediate_size": 0)")).shared_experts(), 0);
+  EXPECT_FALSE(read(qwen(R"("shared_expert_intermediate_size": 0)")).moe(0).shared_gate);
+  for (const char* width : {"1000", "1409", "-1408"})
+    EXPECT_TRUE(refused(qwen(R"("shared_expert_intermediate_size": )" + std::string(width)),
+                        {"shared_expert_intermediate_size is " + std::string(width), "moe_intermediate_size 1408"}))
+        << width;
+  EXPECT_TRUE(refused(qwen(R"("mlp_only_layers": [0])"), {"mlp_only_layers"}));
+  EXPECT_TRUE(refused(qwen(R"("decoder_sparse_step": 2)"), {"decoder_sparse_step"}));
+  // A changed width is written where it stands, and the count follows.
+  const ModelConfig one = c.with({"shared_expert_intermediate_size=2560"});
+  EXPECT_EQ(one.shared_experts(), 1);
+  EXPECT_FALSE(Json::parse(one.to_json()).contains("n_shared_experts"));
+}
+
 // Dots1Config has a window of 4096 and max_window_layers 62 where a file says nothing.
 TEST(FamilyConfig, WindowOfDots1) {
   const auto dots = [](Index layers, const std::string& more) {

@@ -104,6 +104,7 @@ ModelConfig wide(const Family& family) {
   if (family.model_type == "qwen3_moe") c.norm_topk_prob = true;
   if (family.model_type == "deepseek" || family.model_type == "dots1") c.n_shared_experts = 1;
   if (family.model_type == "minimax_m2") c.rotary_dim = 16;
+  if (family.model_type == "qwen2_moe") c.shared_expert_intermediate_size = 64, c.n_shared_experts = 2;
   c.pad_token_id.reset(), c.bos_token_id.reset(), c.eos_token_id.clear();
   c.max_position_embeddings = 64, c.initializer_range = 0.15;
   return c;

@@ -41,7 +41,7 @@ TEST(Plan, GivesThePapersTotals) {
       {"qwen3-30b-a3b", "30.5", "3.4"},   {"qwen3-235b-a22b", "235.1", "22.2"}, {"glm-4.5-air", "106.9", "13.4"},
       {"glm-4.5", "352.8", "33.6"},       {"olmoe-1b-7b", "6.9", "1.3"},        {"mixtral-8x7b", "46.7", "12.9"},
       {"mixtral-8x22b", "140.6", "39.2"}, {"ernie-4.5-21b-a3b", "21.8", "3.4"}, {"minimax-m2", "228.7", "11.0"},
-      {"dots.llm1", "142.8", "14.0"}};
+      {"dots.llm1", "142.8", "14.0"},     {"qwen1.5-moe-a2.7b", "14.3", "2.7"}, {"qwen2-57b-a14b", "57.4", "14.2"}};
   for (const auto& [name, total, activated] : released) {
     EXPECT_EQ(billions(count(name).total), total) << name;
     EXPECT_EQ(billions(count(name).activated), activated) << name;

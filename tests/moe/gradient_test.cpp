@@ -61,6 +61,7 @@ void check_all(MoeConfig c, std::uint64_t seed) {
   const Tensor dx = MoeLayer(c, w).backward(ctx, dy, out, grads);
   objective.check(x, dx, "x");
   objective.check(w.gate, grads.gate, "gate");
+  if (c.shared_gate) objective.check(w.shared_gate, grads.shared_gate, "shared gate");
   const auto check = [&](Index expert, const std::string& name) {
     ExpertTensors weight = test::expert_tensors(w.experts, expert);
     const ExpertTensors gradient = test::expert_tensors(grads.experts, expert);
@@ -82,6 +83,12 @@ TEST(MoeGradient, NormalisedAndScaled) {
   MoeConfig c = test::moe_config(6, 4, 5, 3, 0);
   c.norm_topk_prob = true, c.routed_scaling_factor = 2.5f;
   check_all(c, 13);
+}
+
+TEST(MoeGradient, SharedExpertsBehindAGate) {
+  MoeConfig c = test::moe_config(6, 4, 4, 2, 3);
+  c.shared_gate = true;
+  check_all(c, 37);
 }
 
 TEST(MoeGradient, SigmoidWithBiasAndBalanceLoss) {

@@ -35,6 +35,7 @@ void expect_same(const Step& a, const Step& b) {
   EXPECT_TRUE(test::same_bits(a.out.routing.experts, b.out.routing.experts));
   EXPECT_TRUE(test::same_bits(a.dx, b.dx));
   EXPECT_TRUE(test::same_bits(a.grads.gate, b.grads.gate));
+  EXPECT_TRUE(test::same_bits(a.grads.shared_gate, b.grads.shared_gate));
   EXPECT_TRUE(test::same_bits(a.out.losses, b.out.losses));
   EXPECT_TRUE(test::same_bits(a.grads.experts.gate_up(), b.grads.experts.gate_up()));
   EXPECT_TRUE(test::same_bits(a.grads.experts.down(), b.grads.experts.down()));
@@ -47,6 +48,7 @@ void expect_close(const Step& got, const Step& want, const MoeConfig& c) {
   EXPECT_TRUE(test::close(got.out.y, want.out.y, limits.y));
   EXPECT_TRUE(test::close(got.dx, want.dx, limits.dx));
   EXPECT_TRUE(test::close(got.grads.gate, want.grads.gate, limits.gate));
+  if (c.shared_gate) EXPECT_TRUE(test::close(got.grads.shared_gate, want.grads.shared_gate, limits.gate));
   for (Index e = 0; e < got.grads.experts.count(); ++e) {
     const ExpertTensors a = expert_tensors(got.grads.experts, e), b = expert_tensors(want.grads.experts, e);
     for (const auto member : {&ExpertTensors::gate_proj, &ExpertTensors::up_proj, &ExpertTensors::down_proj})
@@ -64,6 +66,7 @@ TEST(MoeLayer, CpuAgainstRefOverRandomShapes) {
     c.norm_topk_prob = draw(2) == 1;
     c.score = draw(3) == 0 ? ScoreFunction::kSigmoid : ScoreFunction::kSoftmax;
     c.seq_balance_alpha = 0.1f, c.batch_balance_alpha = 0.2f;
+    c.shared_gate = c.shared_experts > 0 && draw(2) == 1;
     const Index batch = draw.between(1, 3), length = draw.between(1, 30);
     const MoeLayer layer(c, moe_weights(c, dtype, round));
     const Tensor x = random_tensor(dtype, {batch, length, c.hidden_size}, round + 1);
@@ -75,7 +78,7 @@ TEST(MoeLayer, CpuAgainstRefOverRandomShapes) {
 TEST(MoeLayer, TheSameBitsForAnyNumberOfThreadsAndEveryRun) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     MoeConfig c = moe_config(100, 60, 20, 4, 2);
-    c.seq_balance_alpha = 0.1f, c.device_balance_alpha = 0.1f, c.devices = 4;
+    c.seq_balance_alpha = 0.1f, c.device_balance_alpha = 0.1f, c.devices = 4, c.shared_gate = true;
     const MoeLayer layer(c, moe_weights(c, dtype, 1));
     const Tensor x = random_tensor(dtype, {2, 40, 100}, 2), dy = random_tensor(dtype, {2, 40, 100}, 3);
     Context one(1);

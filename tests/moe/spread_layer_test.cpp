@@ -24,7 +24,7 @@ using testing::run_ranks;
 // The part of all experts that a rank has.
 MoeWeights weights_here(const MoeConfig& c, const MoeWeights& all, const Mesh& mesh) {
   const Comm::Range here = mesh.experts_here(c.routed_experts);
-  MoeWeights w{all.gate, all.gate_bias, {}};
+  MoeWeights w{all.gate, all.gate_bias, {}, all.shared_gate};
   w.experts = Experts::empty(c.shared_experts + here.count(), c.expert_size, c.hidden_size, all.experts.dtype());
   const auto copy = [](const Tensor& from, Index first, Index last, Tensor& to, Index at) {
     const Tensor part = from.rows(first, last);
@@ -103,11 +103,13 @@ std::uint64_t check(const Case& c) {
     const Comm::Range here = mesh.experts_here(c.config.routed_experts);
     MoeGradients grads;
     grads.gate = Tensor::zeros(DType::kF32, want.grads.gate.shape());
+    if (c.config.shared_gate) grads.shared_gate = Tensor::zeros(DType::kF32, want.grads.shared_gate.shape());
     grads.experts =
         Experts::zeros(c.config.shared_experts + here.count(), c.config.expert_size, c.config.hidden_size, DType::kF32);
     const Tensor dx = layer.backward(ctx, want.dy.rows(first, last), *forward.saved, grads, {.aux_scale = 0.5f});
     const std::uint64_t bytes = mesh.experts->bytes_sent() - before;
     world->all_reduce(grads.gate.span<float>());
+    if (c.config.shared_gate) world->all_reduce(grads.shared_gate.span<float>());
     const auto routed = [&](Tensor& t) { return t.rows(c.config.shared_experts, t.dim(0)); };
     const auto wanted = [&](const Tensor& t) {
       return t.rows(c.config.shared_experts + here.first, c.config.shared_experts + here.last);
@@ -128,6 +130,7 @@ std::uint64_t check(const Case& c) {
       EXPECT_TRUE(test::same_bits(dx, want.dx.rows(first, last)));
     }
     EXPECT_TRUE(test::close(grads.gate, want.grads.gate, limits.gate));
+    if (c.config.shared_gate) EXPECT_TRUE(test::close(grads.shared_gate, want.grads.shared_gate, limits.gate));
     if (c.group == c.ranks) {  // one rank has all rows of an expert, in the order of the tokens
       EXPECT_TRUE(test::same_bits(gate_up, wanted(want.grads.experts.gate_up())));
       EXPECT_TRUE(test::same_bits(down, wanted(want.grads.experts.down())));
@@ -151,6 +154,12 @@ MoeConfig with_losses(MoeConfig c) {
 TEST(SpreadMoe, BitsOfOneProcess) {
   for (const DType dtype : {DType::kF32, DType::kBF16})
     for (const Index shared : {0, 1, 2}) check({.config = with_losses(moe_config(40, 24, 8, 3, shared)), .dtype = dtype});
+}
+
+TEST(SpreadMoe, SharedExpertsBehindAGate) {
+  MoeConfig config = with_losses(moe_config(16, 8, 8, 3, 2));
+  config.shared_gate = true;
+  check({.config = config, .ranks = 2, .group = 2, .sequences = {2, 1}});
 }
 
 TEST(SpreadMoe, AnyNumberOfRanks) {

@@ -28,5 +28,6 @@ Family mixtral_family();
 Family ernie4_5_moe_family();
 Family minimax_m2_family();
 Family dots1_family();
+Family qwen2_moe_family();
 
 }  // namespace dsmoe

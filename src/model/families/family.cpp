@@ -12,9 +12,9 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::list<Family> families = {deepseek_family(),   qwen3_moe_family(), glm4_moe_family(),
-                                olmoe_family(),      mixtral_family(),   ernie4_5_moe_family(),
-                                minimax_m2_family(), dots1_family()};  // those in it stay where they are
+  std::list<Family> families = {deepseek_family(), qwen3_moe_family(),    glm4_moe_family(),   olmoe_family(),
+                                mixtral_family(),  ernie4_5_moe_family(), minimax_m2_family(), dots1_family(),
+                                qwen2_moe_family()};  // those in it stay where they are
 
   const Family* find(std::string_view model_type) const {
     for (const Family& family : families)

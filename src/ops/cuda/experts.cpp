@@ -11,6 +11,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/packed.h"
 #include "ops/cuda/portable.h"
+#include "ops/shared_gate.h"
 
 namespace dsmoe::ops::cuda {
 
@@ -150,9 +151,10 @@ Tensor experts_gate_up(Context& ctx, const Experts& w, const Plan& plan, const T
   return h;
 }
 
-Tensor experts_down_combine(Context& ctx, const Experts& w, const Plan& plan, const Tensor& h) {
+Tensor experts_down_combine(Context& ctx, const Experts& w, const Plan& plan, const Tensor& hidden) {
   check_stacks(w, "experts");
   const Launch l(ctx, "experts_down_combine", plan, w);
+  const Tensor h = plan.weighs_shared ? weighed_rows(ctx, plan, hidden) : hidden;
   Tensor y = ctx.empty(h.dtype(), {plan.tokens, l.sizes.width});
   if (plan.tokens == 0) return y;
   const Tensor stack = few(l, w) ? Tensor() : down_stack(l, w);

@@ -14,6 +14,7 @@
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/sample.h"
+#include "ops/shared_gate.h"
 #include "ops/slice.h"
 
 namespace dsmoe {
@@ -89,6 +90,11 @@ void attention_backward(Context&, const AttentionShape&, const Tensor&, const Te
   not_built();
 }
 Gated gate(Context&, const MoeConfig&, const Tensor&, const Tensor&, const Tensor&, Index, bool) { not_built(); }
+void weigh_shared(Context&, const Tensor&, const Tensor&, Plan&) { not_built(); }
+void weigh_shared_backward(Context&, const Tensor&, const Tensor&, const Plan&, const SharedGateBackward&, Tensor&,
+                           Tensor&) {
+  not_built();
+}
 Tensor balance_losses(Context&, const MoeConfig&, const Chosen&, Index) { not_built(); }
 Tensor gate_backward(Context&, const MoeConfig&, const Tensor&, const Tensor&, const GateBackward&, Tensor&) {
   not_built();

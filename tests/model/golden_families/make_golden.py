@@ -20,7 +20,7 @@ JITTER = 3e-5  # relative noise on all weights that must change no choice of exp
 
 BASE = dict(vocab_size=48, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             max_position_embeddings=64, rms_norm_eps=1e-5, initializer_range=0.02, bos_token_id=0, eos_token_id=1,
-            pad_token_id=None, attn_implementation="eager")
+            pad_token_id=None, attn_implementation="eager", experts_implementation="eager")
 THETA = {"rope_type": "default", "rope_theta": 1e4}
 
 # name: (class, changes of BASE, whether to save experts stacked)
@@ -45,6 +45,14 @@ CASES = {
     # As many key/value heads as heads, which GGUF's readers need.
     "olmoe_mha": ("Olmoe", dict(num_key_value_heads=4, num_experts=5, num_experts_per_tok=2, intermediate_size=10,
                                 rope_parameters=THETA), False),
+    # Two shared experts behind a gate, and fewer key/value heads than heads, as Qwen2-57B-A14B has them.
+    "qwen2_moe": ("Qwen2Moe", dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=10, intermediate_size=12,
+                                   shared_expert_intermediate_size=20, sliding_window=None,
+                                   rope_parameters={**THETA, "rope_theta": 1e6}), False),
+    # With what no release has.
+    "qwen2_moe_stacked": ("Qwen2Moe", dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=12, intermediate_size=12,
+                                           shared_expert_intermediate_size=12, norm_topk_prob=True, qkv_bias=False,
+                                           sliding_window=None, tie_word_embeddings=True, rope_parameters=THETA), True),
     "mixtral": ("Mixtral", dict(num_local_experts=5, num_experts_per_tok=2, intermediate_size=14, rope_parameters=THETA), False),
     "mixtral_stacked": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=14, head_dim=8,
                                         rope_parameters=THETA), True),
