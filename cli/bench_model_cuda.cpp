@@ -119,16 +119,16 @@ class GpuBench {
   double attention_flops(Index n) const {
     double flops = 0;
     for (const LayerSpec& layer : model_->spec().layers) {
-      const auto& s = std::get<GqaSpec>(layer.attention);
-      flops += 2.0 * static_cast<double>(s.heads * s.head_dim) * static_cast<double>(n);
+      const auto at = [&](Index context) { return multiply_adds(layer, model_->spec().width, context); };
+      flops += static_cast<double>(at(n) - at(0));
     }
     return flops;
   }
   double kv_bytes() const {
     double bytes = 0;
     for (const LayerSpec& layer : model_->spec().layers) {
-      const auto& s = std::get<GqaSpec>(layer.attention);
-      bytes += 2.0 * static_cast<double>(row_bytes(cache_, s.kv_heads * s.head_dim));
+      const KvLayout kv = kv_layout(layer);
+      bytes += static_cast<double>(row_bytes(cache_, kv.k_width) + row_bytes(cache_, kv.v_width));
     }
     return bytes;
   }

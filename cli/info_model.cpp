@@ -28,6 +28,12 @@ void describe_attention(const GqaSpec& a, Json& needs) {
     needs.push_back(fmt::format("rotary positions on {} of a head's {} numbers", a.rotary, a.head_dim));
 }
 
+void describe_attention(const MlaSpec& a, Json& needs) {
+  needs.push_back(fmt::format("latent attention (MLA) of {} heads, with {} numbers per token and layer in the cache", a.heads,
+                              a.cached()));
+  if (a.q_rank > 0) needs.push_back(fmt::format("queries made of {} numbers", a.q_rank));
+}
+
 void describe_experts(const MoeConfig& m, Index layers, Json& needs) {
   needs.push_back(fmt::format("{} layers with {} experts of {}, {} per token", layers, m.routed_experts, m.expert_size,
                               m.experts_per_token));
@@ -44,7 +50,7 @@ void describe_experts(const MoeConfig& m, Index layers, Json& needs) {
 Json needs_of(const ModelConfig& config) {
   const ModelSpec spec = spec_of(config);
   Json needs = Json::array();
-  describe_attention(std::get<GqaSpec>(spec.layers.front().attention), needs);
+  std::visit([&](const auto& attention) { describe_attention(attention, needs); }, spec.layers.front().attention);
   const MoeConfig* moe = nullptr;
   Index layers = 0;
   for (const LayerSpec& layer : spec.layers)

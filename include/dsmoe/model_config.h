@@ -67,6 +67,12 @@ struct ModelConfig {
   std::optional<Index> rotary_dim;                       // the same as a number; wins over the factor
   std::optional<Index> shared_expert_intermediate_size;  // width of all shared experts together
   Index num_nextn_predict_layers = 0;                    // layers behind the last, for predicting further tokens; not read
+  // Latent attention (MLA): keys and values are made of kv_lora_rank numbers of a token, and of qk_rope_head_dim that all
+  // heads share and that rotary positions turn. Without kv_lora_rank there is none of it.
+  std::optional<Index> kv_lora_rank;
+  std::optional<Index> q_lora_rank;  // queries are made of so many numbers; none: of the token itself
+  Index qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
+  bool rope_interleave = true;  // the two of a turned pair are side by side
 
   // Ours, for training: written to the file when set.
   double device_aux_loss_alpha = 0;  // the paper's device-level loss
@@ -88,9 +94,14 @@ struct ModelConfig {
   std::string to_json() const;  // indented, ends with a newline
   void validate() const;        // throws Error naming the field and why
 
-  Index head_dim() const { return explicit_head_dim ? *explicit_head_dim : hidden_size / num_attention_heads; }
+  bool latent_attention() const { return kv_lora_rank.has_value(); }
+  Index head_dim() const {  // of queries and keys
+    if (latent_attention()) return qk_nope_head_dim + qk_rope_head_dim;
+    return explicit_head_dim ? *explicit_head_dim : hidden_size / num_attention_heads;
+  }
   // Numbers of a head that rotary positions turn.
   Index rotary_width() const {
+    if (latent_attention()) return qk_rope_head_dim;
     if (rotary_dim || partial_rotary_factor == 1) return rotary_dim.value_or(head_dim());
     return static_cast<Index>(static_cast<double>(head_dim()) * partial_rotary_factor);
   }

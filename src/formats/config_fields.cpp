@@ -75,7 +75,7 @@ bool last_layer(const Json& v, const Json&, const ModelConfig& c) {
 
 constexpr const char* kUnquantized =
     "weights that are quantized in this way are not supported; use the model's unquantized weights or a GGUF file";
-constexpr const char* kMla = "latent attention (MLA) is not supported";
+constexpr const char* kMla = "latent attention (MLA) is not supported in models of this model_type";
 constexpr const char* kQkNorm = "norms of queries and keys are not supported";
 constexpr const char* kBias = "write attention_bias instead, which is for all four projections";
 constexpr const char* kScaled = "scaled activations are not supported";
@@ -191,6 +191,7 @@ constexpr std::string_view kSilent[] = {"architectures",
                                         "output_scores",
                                         "prefix",
                                         "problem_type",
+                                        "qk_head_dim",
                                         "qk_nope_head_dim",
                                         "qk_rope_head_dim",
                                         "remove_invalid_values",

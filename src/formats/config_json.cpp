@@ -69,6 +69,12 @@ void visit_fields(Config& c, Visit&& visit) {
   visit("rotary_dim", c.rotary_dim);
   visit("shared_expert_intermediate_size", c.shared_expert_intermediate_size);
   visit("num_nextn_predict_layers", c.num_nextn_predict_layers);
+  visit("kv_lora_rank", c.kv_lora_rank);
+  visit("q_lora_rank", c.q_lora_rank);
+  visit("qk_nope_head_dim", c.qk_nope_head_dim);
+  visit("qk_rope_head_dim", c.qk_rope_head_dim);
+  visit("v_head_dim", c.v_head_dim);
+  visit("rope_interleave", c.rope_interleave);
   visit("device_aux_loss_alpha", c.device_aux_loss_alpha);
   visit("aux_loss_devices", c.aux_loss_devices);
   visit("router_z_loss_alpha", c.router_z_loss_alpha);
@@ -104,6 +110,10 @@ class Reader {
     if (v.is_null()) return out.reset();
     read(name, v, out.emplace());
   }
+  static void read(const char* name, const Json& v, std::optional<double>& out) {
+    if (v.is_null()) return out.reset();
+    read(name, v, out.emplace());
+  }
   static void read(const char* name, const Json& v, double& out) {
     if (!v.is_number()) wrong_type(name, v, "a number");
     out = v.get<double>();
@@ -132,25 +142,49 @@ class Reader {
       if (v == text) out = dtype;
     if (!out) wrong_type(name, v, "\"float32\", \"bfloat16\" or \"float16\"");
   }
-  static void read(const char* name, const Json& v, RopeScaling& out) {
+  template <class T>
+  static void read_in(const char* name, const Json& object, const char* field, T& out) {
+    if (const Json* const v = json_read::find(object, field)) read(fmt::format("{} {}", name, field).c_str(), *v, out);
+  }
+  void read_yarn(const char* name, const Json& v, RopeScaling& out) const {
+    if (!family_.yarn)
+      fail(ErrorCode::kUnsupported,
+           "{} type is \"yarn\"; \"linear\" and \"dynamic\" are supported in models of model_type \"{}\"", name,
+           family_.model_type);
+    out.type = RopeScalingType::kYarn;
+    read_in(name, v, "beta_fast", out.beta_fast);
+    read_in(name, v, "beta_slow", out.beta_slow);
+    read_in(name, v, "mscale", out.mscale);
+    read_in(name, v, "mscale_all_dim", out.mscale_all_dim);
+    read_in(name, v, "attention_factor", out.attention_factor);
+    read_in(name, v, "original_max_position_embeddings", out.original_max_positions);
+    read_in(name, v, "truncate", out.truncate);
+  }
+  void read(const char* name, const Json& v, RopeScaling& out) const {
+    static const std::set<std::string_view> kYarn = {"beta_fast",      "beta_slow",        "mscale",
+                                                     "mscale_all_dim", "attention_factor", "truncate"};
     out = {};
     if (v.is_null()) return;
     if (!v.is_object() || (!v.contains("type") && !v.contains("rope_type")))
       wrong_type(name, v, "null or an object with \"type\" (or \"rope_type\") and \"factor\"");
+    const Json& type = v.contains("rope_type") ? v["rope_type"] : v["type"];
     for (const auto& [key, value] : v.items())
-      if (key != "type" && key != "rope_type" && key != "factor" && key != "original_max_position_embeddings")
+      if (key != "type" && key != "rope_type" && key != "factor" && key != "original_max_position_embeddings" &&
+          !(type == "yarn" && kYarn.contains(key)))
         fail(ErrorCode::kUnsupported, "{} has {} {}, which is not supported", name, in_quotes(key),
              json_read::shown(value));
-    const Json& type = v.contains("rope_type") ? v["rope_type"] : v["type"];
     if (v.contains("type") && v["type"] != type)
       fail(ErrorCode::kFormat, "{} has type {} and rope_type {}; remove one", name, json_read::shown(v["type"]),
            json_read::shown(type));
     if (type == "default") return;
-    if (type != "linear" && type != "dynamic")
-      fail(ErrorCode::kUnsupported, "{} type is {}; \"linear\" and \"dynamic\" are supported", name,
+    if (type != "linear" && type != "dynamic" && type != "yarn")
+      fail(ErrorCode::kUnsupported, "{} type is {}; \"linear\", \"dynamic\" and \"yarn\" are supported", name,
            json_read::shown(type));
     if (!v.contains("factor")) wrong_type(name, v, "an object with \"factor\"");
-    out.type = type == "linear" ? RopeScalingType::kLinear : RopeScalingType::kDynamic;
+    if (type == "yarn")
+      read_yarn(name, v, out);
+    else
+      out.type = type == "linear" ? RopeScalingType::kLinear : RopeScalingType::kDynamic;
     read("rope_scaling factor", v["factor"], out.factor);
   }
 
@@ -174,7 +208,15 @@ Json to_value(const std::optional<DType>& v) {
 }
 Json to_value(const RopeScaling& v) {
   if (v.type == RopeScalingType::kNone) return nullptr;
-  return {{"type", v.type == RopeScalingType::kLinear ? "linear" : "dynamic"}, {"factor", v.factor}};
+  if (v.type != RopeScalingType::kYarn)
+    return {{"type", v.type == RopeScalingType::kLinear ? "linear" : "dynamic"}, {"factor", v.factor}};
+  Json out = {{"type", "yarn"}, {"factor", v.factor}, {"beta_fast", v.beta_fast}, {"beta_slow", v.beta_slow}};
+  if (v.original_max_positions) out["original_max_position_embeddings"] = *v.original_max_positions;
+  if (v.mscale) out["mscale"] = *v.mscale;
+  if (v.mscale_all_dim) out["mscale_all_dim"] = *v.mscale_all_dim;
+  if (v.attention_factor) out["attention_factor"] = *v.attention_factor;
+  if (!v.truncate) out["truncate"] = false;
+  return out;
 }
 
 // Dynamic scaling is by max_position_embeddings, as in the reference; newer files may say another length beside it.

@@ -114,7 +114,7 @@ void register_parameters(const GqaSpec& s, Index width, ParameterRegistry& r) {
 
 KvLayout kv_layout(const GqaSpec& s) {
   const Index width = s.kv_heads * s.head_dim;
-  return {.k_width = width, .v_width = width};
+  return {.k_width = width, .v_width = width, .head = s.head_dim};
 }
 
 Index rotary_width(const GqaSpec& s) { return s.head_dim; }

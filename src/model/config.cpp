@@ -31,8 +31,25 @@ void check_sizes(const ModelConfig& c) {
   check_size("num_nextn_predict_layers", c.num_nextn_predict_layers, 0);
 }
 
+void check_latent_sizes(const ModelConfig& c) {
+  check_size("kv_lora_rank", *c.kv_lora_rank);
+  check_size("q_lora_rank", c.q_lora_rank.value_or(1));
+  check_size("qk_nope_head_dim", c.qk_nope_head_dim);
+  check_size("qk_rope_head_dim", c.qk_rope_head_dim);
+  check_size("v_head_dim", c.v_head_dim);
+  require(c.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim is {}, but rotary embedding turns pairs, so it must be even",
+          c.qk_rope_head_dim);
+  const __int128 widest = static_cast<__int128>(*c.kv_lora_rank) + c.qk_rope_head_dim + c.qk_nope_head_dim + c.v_head_dim;
+  require(c.num_attention_heads * widest <= kMaxSize,
+          "num_attention_heads {} times kv_lora_rank {} and the sizes of a head is more than the largest supported width {}",
+          c.num_attention_heads, *c.kv_lora_rank, kMaxSize);
+}
+
 void check_attention(const ModelConfig& c) {
   check_size("num_attention_heads", c.num_attention_heads);
+  require(c.attention_dropout >= 0 && c.attention_dropout < 1, "attention_dropout is {}; it must be at least 0 and under 1",
+          c.attention_dropout);
+  if (c.latent_attention()) return check_latent_sizes(c);
   if (c.explicit_head_dim) {
     check_size("head_dim", *c.explicit_head_dim);
   } else {
@@ -60,8 +77,21 @@ void check_attention(const ModelConfig& c) {
   require(c.num_attention_heads * c.head_dim() <= kMaxSize,
           "num_attention_heads {} times head_dim {} is more than the largest supported width {}", c.num_attention_heads,
           c.head_dim(), kMaxSize);
-  require(c.attention_dropout >= 0 && c.attention_dropout < 1, "attention_dropout is {}; it must be at least 0 and under 1",
-          c.attention_dropout);
+}
+
+void check_yarn(const RopeScaling& s, double theta) {
+  const auto positive = [](const char* field, double value) {
+    require(std::isfinite(value) && value > 0, "rope_scaling {} is {}; it must be a number over 0", field, value);
+  };
+  positive("beta_fast", s.beta_fast);
+  positive("beta_slow", s.beta_slow);
+  positive("attention_factor", s.attention_factor.value_or(1));
+  require(std::isfinite(s.mscale.value_or(0)) && s.mscale.value_or(0) >= 0 && std::isfinite(s.mscale_all_dim.value_or(0)) &&
+              s.mscale_all_dim.value_or(0) >= 0,
+          "rope_scaling mscale is {} and mscale_all_dim {}; they must be finite and not negative", s.mscale.value_or(0),
+          s.mscale_all_dim.value_or(0));
+  require(theta > 1, "rope_scaling \"yarn\" needs a rope_theta over 1, found {}", theta);
+  if (s.original_max_positions) check_size("rope_scaling original_max_position_embeddings", *s.original_max_positions);
 }
 
 void check_rope(const ModelConfig& c) {
@@ -72,6 +102,7 @@ void check_rope(const ModelConfig& c) {
           "rope_scaling factor is {}; it must be a number over 1 (null turns scaling off)", c.rope_scaling.factor);
   require(c.rope_scaling.type != RopeScalingType::kDynamic || c.rotary_width() > 2,
           "rope_scaling \"dynamic\" needs a head_dim over 2, found {}", c.rotary_width());
+  if (c.rope_scaling.type == RopeScalingType::kYarn) check_yarn(c.rope_scaling, c.rope_theta);
 }
 
 // Equal groups of experts, of which a token may choose from some (n_group, topk_group).
@@ -141,7 +172,13 @@ void check_total(const ModelConfig& c) {
           "num_hidden_layers {} with n_routed_experts {} makes more than {} tensors; reduce one of them",
           c.num_hidden_layers, c.routed_experts(), kMaxTensors);
   const __int128 d = c.hidden_size;
-  const __int128 attention = 2 * d * (c.num_attention_heads + c.kv_heads()) * c.head_dim();
+  const __int128 heads = c.num_attention_heads, rank = c.kv_lora_rank.value_or(0), from = c.q_lora_rank.value_or(0);
+  const __int128 attention = c.latent_attention()
+                                 ? (from + rank + heads * c.v_head_dim) * d +
+                                       heads * ((from > 0 ? from : d) * c.head_dim() +
+                                                rank * (c.qk_nope_head_dim + c.v_head_dim)) +
+                                       d * c.qk_rope_head_dim
+                                 : 2 * d * (heads + c.kv_heads()) * c.head_dim();
   const __int128 dense = 3 * d * c.intermediate_size;
   const __int128 moe =
       c.n_routed_experts ? 3 * d * c.moe_intermediate_size * (experts + c.shared_experts()) + d * experts : 0;

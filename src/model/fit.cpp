@@ -30,7 +30,12 @@ Index tokens_in(const ModelConfig& config, DType dtype, std::uint64_t bytes) {
   return static_cast<Index>(bytes / std::max<std::uint64_t>(page_bytes(config, dtype), 1)) * KvPool::kPageTokens;
 }
 
-bool takes_blocks(const ModelConfig& config) { return spec_of(config).rope.head_dim % block_of(DType::kQ8_0).numbers == 0; }
+bool takes_blocks(const ModelConfig& config) {
+  const ModelSpec spec = spec_of(config);
+  return std::all_of(spec.layers.begin(), spec.layers.end(), [](const LayerSpec& layer) {
+    return kv_layout(layer).head % block_of(DType::kQ8_0).numbers == 0;
+  });
+}
 
 }  // namespace
 

@@ -18,7 +18,8 @@ class DecodeGraphs;
 
 // What a layer's attention keeps of a token: rows of two tensors.
 struct KvLayout {
-  Index k_width = 0, v_width = 0;
+  Index k_width = 0, v_width = 0;  // v_width 0: values are a part of the keys
+  Index head = 0;                  // numbers of a head, which are whole blocks of a quantized cache
 };
 
 class KvPool {

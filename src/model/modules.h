@@ -10,6 +10,7 @@
 namespace dsmoe {
 
 void register_parameters(const GqaSpec& spec, Index width, ParameterRegistry& registry);    // attention.cpp
+void register_parameters(const MlaSpec& spec, Index width, ParameterRegistry& registry);    // latent_attention.cpp
 void register_parameters(const DenseSpec& spec, Index width, ParameterRegistry& registry);  // mlp.cpp
 void register_parameters(const MoeConfig& spec, Index width, ParameterRegistry& registry);  // moe_module.cpp
 void register_parameters(const LayerSpec& spec, Index width,
@@ -18,10 +19,12 @@ void register_parameters(const ModelSpec& spec, ParameterRegistry& registry);  /
 
 // What attention keeps of a token.
 KvLayout kv_layout(const GqaSpec& spec);
+KvLayout kv_layout(const MlaSpec& spec);
 KvLayout kv_layout(const LayerSpec& spec);
 
 // Numbers of a head that rotary positions turn.
 Index rotary_width(const GqaSpec& spec);
+Index rotary_width(const MlaSpec& spec);
 Index rotary_width(const LayerSpec& spec);
 
 // The SwiGLU experts of a feed-forward, which are two stacks: `whole` that every token runs (shared ones, or the one of a
@@ -35,12 +38,14 @@ ExpertsShape experts_shape(const LayerSpec& spec);
 
 // Multiply-adds of the matrix products of one token that attends to `context` tokens. 128 bits: a context has no bound.
 __int128 multiply_adds(const GqaSpec& spec, Index width, Index context);
+__int128 multiply_adds(const MlaSpec& spec, Index width, Index context);
 __int128 multiply_adds(const DenseSpec& spec, Index width, Index context);
 __int128 multiply_adds(const MoeConfig& spec, Index width, Index context);
 __int128 multiply_adds(const LayerSpec& spec, Index width, Index context);
 
 // Bytes per token that forward keeps for backward, with activations of `element` bytes: see BlockSaved.
 Index kept_bytes(const GqaSpec& spec, Index width, Index element);
+Index kept_bytes(const MlaSpec& spec, Index width, Index element);
 Index kept_bytes(const DenseSpec& spec, Index width, Index element);
 Index kept_bytes(const MoeConfig& spec, Index width, Index element);
 Index kept_bytes(const LayerSpec& spec, Index width, Index element);

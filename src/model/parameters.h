@@ -50,7 +50,9 @@ struct ParameterTraits {
   bool activated = true;    // counts for one token; of a layer's routed experts, as many as a token chooses
   // Rows (numbers of a vector) belong to heads of so many, the first `rotary` of which rotary positions turn. 0: not so.
   // Files may have them in another order than memory: row_order.h.
-  Index head_dim = 0, rotary = 0;
+  // The first `before` of a head are no part of that: rotary positions turn what follows them.
+  Index head_dim = 0, rotary = 0, before = 0;
+  bool dense = false;  // a matrix that is never kept in quantized blocks or f16, whatever a file has
 };
 
 enum class ExpertPart : std::uint8_t { kGate, kUp, kDown };

@@ -28,14 +28,15 @@ Tensor reordered(const Tensor& from, const RowOrder& order, Copy copy) {
 
 Index RowOrder::in_file(Index row) const {
   if (!changes()) return row;
-  const Index in_head = row % head_dim, head = row - in_head;
-  const Index half = head_dim / 2, turned = rotary / 2;
+  const Index in_head = row % head_dim - before, head = row - in_head;
+  if (in_head < 0) return row;
+  const Index half = (head_dim - before) / 2, turned = rotary / 2;
   const Index pair = in_head % half, second = in_head / half;
   if (pair < turned) return head + (pairs ? 2 * pair + second : pair + second * turned);
   return head + rotary + pair - turned + second * (half - turned);
 }
 
-RowOrder row_order(const Parameter& p, bool pairs) { return {p.traits.head_dim, p.traits.rotary, pairs}; }
+RowOrder row_order(const Parameter& p, bool pairs) { return {p.traits.head_dim, p.traits.rotary, pairs, p.traits.before}; }
 
 Tensor to_memory_order(const Tensor& tensor, const RowOrder& order) {
   return reordered(tensor, order, [](Index memory, Index file) { return std::pair(memory, file); });

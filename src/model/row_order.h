@@ -13,8 +13,9 @@ struct RowOrder {
   Index head_dim = 0;  // 0: the rows are not those of turned heads
   Index rotary = 0;    // of a head's numbers, turned
   bool pairs = false;  // a file has the two of a pair beside each other; else first all the first, then all the second
+  Index before = 0;    // numbers of a head in front of those that this is about; they stay
 
-  bool changes() const { return head_dim > 0 && (pairs || rotary < head_dim); }
+  bool changes() const { return head_dim > 0 && (pairs || rotary < head_dim - before); }
   Index in_file(Index row) const;  // where a row of memory is in a file
 };
 

@@ -32,12 +32,28 @@ struct GqaSpec {
   Index rotary = 0;     // numbers of a head that files have turned; 0: the whole head (row_order.h)
 };
 
+// Multi-head latent attention (MLA): keys and values of all heads are made of one latent per token, and keys have a part
+// more that all heads share and that rotary positions turn. A head's query is [nope | rope], its key the same.
+struct MlaSpec {
+  Index heads = 0;     // H
+  Index q_rank = 0;    // numbers that queries are made of; 0: the token itself
+  Index kv_rank = 0;   // of the latent
+  Index nope = 0;      // of a head's query and key, which positions do not turn
+  Index rope = 0;      // which they do
+  Index value = 0;     // of a head's value
+  double scale = 0;    // of the scores
+  double norm_eps = 0;  // of the norms of the latent and of what queries are made of
+
+  Index query() const { return nope + rope; }
+  Index cached() const { return kv_rank + rope; }  // what is kept of a token
+};
+
 // One SwiGLU that every token runs.
 struct DenseSpec {
   Index width = 0;
 };
 
-using AttentionSpec = std::variant<GqaSpec>;
+using AttentionSpec = std::variant<GqaSpec, MlaSpec>;
 using FeedForwardSpec = std::variant<DenseSpec, MoeConfig>;
 
 struct LayerSpec {
@@ -46,7 +62,7 @@ struct LayerSpec {
 };
 
 struct RopeSpec {
-  Index head_dim = 0;  // of a head; the same in all layers
+  Index head_dim = 0;  // of a head, or of its part that is turned; the same in all layers
   double theta = 10000.0;
   RopeScaling scaling;
   Index max_positions = 0;  // that the model was trained for

@@ -68,11 +68,13 @@ Transformer::Transformer(ModelConfig config, ModelWeights weights, std::shared_p
 std::shared_ptr<KvPool> Transformer::make_kv_pool(Index tokens, DType dtype) const {
   require(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kQ8_0,
           "the KV cache cannot be {}; choose f32, bf16 or q8_0", to_string(dtype));
-  require(spec_->rope.head_dim % block_of(dtype).numbers == 0,
-          "kv-type {} needs heads of a multiple of {} numbers, this model's have {}; use bf16", to_string(dtype),
-          block_of(dtype).numbers, spec_->rope.head_dim);
   std::vector<KvLayout> layers;
-  for (const LayerSpec& layer : spec_->layers) layers.push_back(kv_layout(layer));
+  for (const LayerSpec& layer : spec_->layers) {
+    layers.push_back(kv_layout(layer));
+    require(layers.back().head % block_of(dtype).numbers == 0,
+            "kv-type {} needs heads of a multiple of {} numbers, this model's have {}; use bf16", to_string(dtype),
+            block_of(dtype).numbers, layers.back().head);
+  }
   return std::make_shared<KvPool>(layers, KvPool::pages_for(tokens), dtype, device());
 }
 

@@ -23,6 +23,9 @@ struct LinearWeights {
 struct LayerTensors {
   Tensor input_norm, post_attention_norm;  // [D]
   LinearWeights q, k, v, o;
+  // Of latent attention; q takes what q_a and its norm give, if they are there.
+  LinearWeights q_a, kv_a, kv_b;
+  Tensor q_a_norm, kv_a_norm;
   Tensor q_norm, k_norm;   // [head_dim], or one weight per number of a token; empty without such norms
   Tensor gate, gate_bias;  // the router of a MoE layer
   Tensor shared_gate;      // [D]; empty where its shared experts have no gate

@@ -1,6 +1,8 @@
 #include "ops/rope.h"
 
+#include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "core/fail.h"
 #include "ops/backend.h"
@@ -12,14 +14,44 @@ Rope::Rope(Index head_dim, double theta, const RopeScaling& scaling, Index max_p
       rotary_(rotary > 0 ? rotary : head_dim),
       theta_(theta),
       scaling_(scaling),
-      max_position_embeddings_(max_position_embeddings) {
+      max_position_embeddings_(max_position_embeddings),
+      angle_factor_(static_cast<float>(scaling.angle_factor())) {
   require(head_dim > 0 && head_dim % 2 == 0, "[rope] head_dim is {}, expected an even number over 0", head_dim);
   require(rotary_ % 2 == 0 && rotary_ <= head_dim, "[rope] {} numbers of a head of {} are turned, expected an even part",
           rotary_, head_dim);
   require(std::isfinite(theta) && theta > 0, "[rope] theta is {}, expected a number over 0", theta);
   require(scaling.type == RopeScalingType::kNone || (std::isfinite(scaling.factor) && scaling.factor >= 1),
           "[rope] the scaling factor is {}, expected 1 or more", scaling.factor);
-  frequencies_ = frequencies_of(theta);
+  frequencies_ = scaling.type == RopeScalingType::kYarn ? yarn_frequencies() : frequencies_of(theta);
+}
+
+// In f32 from the frequencies on, as the reference.
+std::vector<float> Rope::yarn_frequencies() const {
+  const auto dim = static_cast<double>(rotary_);
+  const auto length = static_cast<double>(scaling_.original_max_positions.value_or(max_position_embeddings_));
+  require(length > 0 && scaling_.beta_fast > 0 && scaling_.beta_slow > 0 && theta_ != 1,
+          "[rope] YaRN from {} positions on, with beta_fast {}, beta_slow {} and theta {}", length, scaling_.beta_fast,
+          scaling_.beta_slow, theta_);
+  // The pair that turns so many times over the original length.
+  const auto pair_of = [&](double turns) {
+    return dim * std::log(length / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta_));
+  };
+  double low = pair_of(scaling_.beta_fast), high = pair_of(scaling_.beta_slow);
+  if (scaling_.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, dim - 1);
+  if (low == high) high += 0.001;  // both betas alike
+  std::vector<float> out = frequencies_of(theta_);
+  for (Index i = 0; i < rotary_ / 2; ++i) {
+    float& frequency = out[static_cast<std::size_t>(i)];
+    const float power = static_cast<float>(
+        std::pow(theta_, static_cast<double>(static_cast<float>(static_cast<double>(2 * i) / dim))));
+    const float stretched = 1.0f / (static_cast<float>(scaling_.factor) * power);
+    const float ramp =
+        std::clamp((static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low), 0.0f, 1.0f);
+    const float kept = 1 - ramp;
+    frequency = stretched * (1 - kept) + frequency * kept;
+  }
+  return out;
 }
 
 std::vector<float> Rope::frequencies_of(double theta) const {
@@ -49,8 +81,9 @@ void Rope::turn(Index position, std::span<const float> frequencies, float* cos, 
   const float place = static_cast<float>(position) / divisor();
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
     const double angle = place * frequencies[i];  // the product is f32
-    cos[i] = static_cast<float>(std::cos(angle));
-    sin[i] = static_cast<float>(std::sin(angle));
+    const float factor = static_cast<Index>(i) < turned_pairs() ? angle_factor_ : 1.0f;
+    cos[i] = factor * static_cast<float>(std::cos(angle));
+    sin[i] = factor * static_cast<float>(std::sin(angle));
   }
 }
 

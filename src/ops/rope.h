@@ -14,7 +14,8 @@
 namespace dsmoe::ops {
 
 // How a model turns. Linear scaling divides positions by the factor. Dynamic scaling stretches theta for a sequence that
-// is opened for more than max_position_embeddings positions, by their number (docs/design/dynamic-rope.md).
+// is opened for more than max_position_embeddings positions, by their number (docs/design/dynamic-rope.md). YaRN divides the
+// frequencies of slow pairs, whatever the length, and multiplies cosines and sines with a factor.
 class Rope {
  public:
   // rotary: numbers of a head that are turned, 0 for all: pairs from rotary / 2 on have frequency 0 and stay as they are.
@@ -28,16 +29,20 @@ class Rope {
   float divisor() const {                               // of positions
     return scaling_.type == RopeScalingType::kLinear ? static_cast<float>(scaling_.factor) : 1.0f;
   }
+  float angle_factor() const { return angle_factor_; }  // of the cosines and sines of the first turned_pairs()
+  Index turned_pairs() const { return rotary_ / 2; }
   // The cosines and sines of one position, [head_dim / 2] each.
   void turn(Index position, std::span<const float> frequencies, float* cos, float* sin) const;
 
  private:
   std::vector<float> frequencies_of(double theta) const;
+  std::vector<float> yarn_frequencies() const;
 
   Index head_dim_, rotary_;
   double theta_;
   RopeScaling scaling_;
   Index max_position_embeddings_;
+  float angle_factor_;
   std::vector<float> frequencies_;  // of sequences that are not stretched
 };
 
@@ -54,7 +59,7 @@ struct RopeAngles {
 RopeAngles rope_angles(Context& ctx, const Rope& rope, const Slices& slices);
 
 // Turns x [T, H, head_dim] (or [T, H * head_dim]; f32 or bf16) in place, row t by row t of the angles.
-// inverse turns back, which is also the gradient: d(before) from d(after).
+// inverse turns back, which is also the gradient: d(before) from d(after); with an angle_factor() it is the gradient alone.
 void apply_rope(Context& ctx, Tensor& x, const RopeAngles& angles, bool inverse = false);
 
 namespace ref {

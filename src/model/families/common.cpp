@@ -18,6 +18,12 @@ constexpr RoleName kLlamaNames[] = {
     {"attention.o.bias", "model.layers.{layer}.self_attn.o_proj.bias"},
     {"attention.q_norm.weight", "model.layers.{layer}.self_attn.q_norm.weight"},
     {"attention.k_norm.weight", "model.layers.{layer}.self_attn.k_norm.weight"},
+    {"attention.q_a.weight", "model.layers.{layer}.self_attn.q_a_proj.weight"},
+    {"attention.q_a_norm.weight", "model.layers.{layer}.self_attn.q_a_layernorm.weight"},
+    {"attention.q_b.weight", "model.layers.{layer}.self_attn.q_b_proj.weight"},
+    {"attention.kv_a.weight", "model.layers.{layer}.self_attn.kv_a_proj_with_mqa.weight"},
+    {"attention.kv_a_norm.weight", "model.layers.{layer}.self_attn.kv_a_layernorm.weight"},
+    {"attention.kv_b.weight", "model.layers.{layer}.self_attn.kv_b_proj.weight"},
     {"experts.gate.weight", "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight"},
     {"experts.up.weight", "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"},
     {"experts.down.weight", "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight"},
@@ -94,9 +100,9 @@ MoeConfig moe_spec(const ModelConfig& c, Index layer) {
   return m;
 }
 
-ModelSpec model_spec(const ModelConfig& c, const GqaSpec& attention) {
+ModelSpec model_spec(const ModelConfig& c, const AttentionSpec& attention) {
   ModelSpec s{.vocab = c.vocab_size, .width = c.hidden_size, .norm_eps = c.rms_norm_eps};
-  s.rope = {c.head_dim(), c.rope_theta, c.rope_scaling, c.max_position_embeddings, c.rotary_width()};
+  s.rope = {c.latent_attention() ? c.qk_rope_head_dim : c.head_dim(), c.rope_theta, c.rope_scaling, c.max_position_embeddings, c.rotary_width()};
   s.tied_head = c.tie_word_embeddings;
   for (Index layer = 0; layer < c.num_hidden_layers; ++layer) {
     const bool moe = c.is_moe_layer(layer);

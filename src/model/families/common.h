@@ -18,7 +18,14 @@ void check_family(const ModelConfig& config);
 GqaSpec attention_spec(const ModelConfig& config);           // heads and their sizes; without biases and norms
 MoeConfig moe_spec(const ModelConfig& config, Index layer);  // as the fields of DeepSeekMoE say
 // All layers with this attention; those that config.is_moe_layer() with moe_spec(), the others dense.
-ModelSpec model_spec(const ModelConfig& config, const GqaSpec& attention);
+ModelSpec model_spec(const ModelConfig& config, const AttentionSpec& attention);
+
+// Of families with latent attention: their fields, what all of them check (and those with sigmoid scores), and the spec.
+extern const std::span<const FieldName> kLatentFields;
+void finish_latent(ModelConfig& config);
+void check_latent(const ModelConfig& config);
+void check_sigmoid_latent(const ModelConfig& config);
+ModelSpec latent_model_spec(const ModelConfig& config);
 
 Family deepseek_family();
 Family qwen3_moe_family();
@@ -29,5 +36,9 @@ Family ernie4_5_moe_family();
 Family minimax_m2_family();
 Family dots1_family();
 Family qwen2_moe_family();
+Family deepseek_v2_family();
+Family deepseek_v3_family();
+Family kimi_k2_family();
+Family glm4_moe_lite_family();
 
 }  // namespace dsmoe

@@ -19,6 +19,7 @@ Family deepseek_family() {
           .check = check_usual,
           .spec = deepseek_spec,
           .names = kUsualNames,
+          .yarn = false,
           .title = "DeepSeekMoE"};
 }
 

@@ -39,6 +39,7 @@ struct Family {
   std::span<const FieldName> fields = {};          // of config.json
   ModelConfig (*defaults)() = nullptr;             // what a file means that leaves a field out; null: ModelConfig's own
   void (*finish)(ModelConfig&) = nullptr;          // fields that follow from others of the file, after all were read
+  bool yarn = true;                                // the reference stretches positions in this way, too
   bool rotary_pairs = false;                       // a folder has the two of a pair beside each other (row_order.h)
   std::string_view title = {};                     // for people: "Qwen3-MoE"
   std::span<const std::string_view> skipped = {};  // tensors that are passed over begin so; {layers}: their number

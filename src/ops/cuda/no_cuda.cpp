@@ -9,6 +9,7 @@
 #include "ops/experts.h"
 #include "ops/fill.h"
 #include "ops/gate.h"
+#include "ops/heads.h"
 #include "ops/linear.h"
 #include "ops/pack.h"
 #include "ops/rms_norm.h"
@@ -64,6 +65,10 @@ void rms_norm_backward(Context&, const Tensor&, const Tensor&, const Tensor&, fl
   not_built();
 }
 void embedding(Context&, const Tensor&, const Tensor&, Tensor&) { not_built(); }
+void copy_heads(Context&, const HeadNumbers&, HeadNumbers&) { not_built(); }
+void head_linear(Context&, const HeadNumbers&, const HeadRows&, HeadNumbers&) { not_built(); }
+void head_linear_backward_input(Context&, const HeadNumbers&, const HeadRows&, HeadNumbers&) { not_built(); }
+void head_linear_backward_weight(Context&, const HeadNumbers&, const HeadNumbers&, HeadRows&) { not_built(); }
 void linear(Context&, const Tensor&, std::span<const Projection>) { not_built(); }
 Tensor packed(Context&, std::span<const Tensor>) { not_built(); }
 Tensor unpacked(Context&, const Tensor&) { not_built(); }

@@ -26,8 +26,8 @@ struct Angles {
   const std::int32_t *position, *slice;
   const float* by_slice;
   float common[kArgument];
-  float divisor;
-  int rows, half;
+  float divisor, factor;  // of positions; of the cosines and sines of the first `turned` pairs
+  int rows, half, turned;
   float *cos, *sin;
 };
 
@@ -41,8 +41,9 @@ __global__ void __launch_bounds__(kThreads) angles_kernel(const __grid_constant_
   const float frequency = a.by_slice ? a.by_slice[a.slice[row] * a.half + column] : a.common[column];
   double s, c;
   sincos(static_cast<double>(__fmul_rn(place, frequency)), &s, &c);
-  a.cos[i] = static_cast<float>(c);
-  a.sin[i] = static_cast<float>(s);
+  const float factor = column < a.turned ? a.factor : 1.0f;
+  a.cos[i] = __fmul_rn(factor, static_cast<float>(c));
+  a.sin[i] = __fmul_rn(factor, static_cast<float>(s));
 }
 
 // One thread per kVector neighbouring pairs of numbers that turn together.
@@ -208,8 +209,10 @@ void rope_angles(Context& ctx, const Rope& rope, const Slices& slices, RopeAngle
            nullptr,
            {},
            rope.divisor(),
+           rope.angle_factor(),
            tables.rows,
            static_cast<int>(half),
+           static_cast<int>(rope.turned_pairs()),
            static_cast<float*>(angles.cos.raw_mutable()),
            static_cast<float*>(angles.sin.raw_mutable())};
   std::vector<float> frequencies;

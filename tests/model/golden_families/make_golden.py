@@ -22,6 +22,12 @@ BASE = dict(vocab_size=48, hidden_size=24, num_hidden_layers=2, num_attention_he
             max_position_embeddings=64, rms_norm_eps=1e-5, initializer_range=0.02, bos_token_id=0, eos_token_id=1,
             pad_token_id=None, attn_implementation="eager", experts_implementation="eager")
 THETA = {"rope_type": "default", "rope_theta": 1e4}
+# Positions beyond the original length; pairs on both sides of the ramp and one on it.
+YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 6.0, "original_max_position_embeddings": 8, "beta_fast": 4.0,
+        "beta_slow": 0.25}
+# Latent attention: no two sizes alike.
+LATENT = dict(num_key_value_heads=4, kv_lora_rank=12, q_lora_rank=14, qk_nope_head_dim=6, qk_rope_head_dim=8, v_head_dim=10,
+              intermediate_size=20, moe_intermediate_size=8, first_k_dense_replace=1)
 
 # name: (class, changes of BASE, whether to save experts stacked)
 CASES = {
@@ -64,7 +70,36 @@ CASES = {
     "ernie4_5_moe": ("Ernie4_5_Moe", dict(moe_num_experts=6, moe_k=3, moe_num_shared_experts=2, intermediate_size=20,
                                           moe_intermediate_size=8, moe_layer_start_index=1, tie_word_embeddings=True,
                                           rope_parameters=THETA), False),
+    "qwen3_moe_yarn": ("Qwen3Moe", dict(head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=10,
+                                        intermediate_size=12, norm_topk_prob=True, rope_parameters=YARN), False),
+    # Lite: queries of the token itself. The sharpening of scores, and cosines that are scaled besides.
+    "deepseek_v2_lite": ("DeepseekV2", {**LATENT, "q_lora_rank": None, "n_routed_experts": 6, "n_shared_experts": 2,
+                                        "num_experts_per_tok": 3,
+                                        "rope_parameters": {**YARN, "mscale": 0.5, "mscale_all_dim": 0.707}}, False),
+    # The large one: experts from the best groups, and weights that are scaled.
+    "deepseek_v2": ("DeepseekV2", {**LATENT, "n_routed_experts": 6, "n_shared_experts": 1, "num_experts_per_tok": 3,
+                                   "topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2,
+                                   "routed_scaling_factor": 4.0,
+                                   "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}}, True),
+    "deepseek_v3": ("DeepseekV3", {**LATENT, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 3,
+                                   "n_group": 4, "topk_group": 2,
+                                   "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}, False),
+    # Moonlight: no second projection of queries, no groups, no stretch; eps of 1e-5 but for the latent's norm.
+    "moonlight": ("DeepseekV3", {**LATENT, "q_lora_rank": None, "n_routed_experts": 6, "n_shared_experts": 2,
+                                 "num_experts_per_tok": 3, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.446,
+                                 "rope_parameters": {**THETA, "rope_theta": 5e4}}, False),
+    "kimi_k2": ("DeepseekV3", {**LATENT, "n_routed_experts": 6, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
+                               "topk_group": 1, "routed_scaling_factor": 2.827,
+                               "rope_parameters": {**YARN, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0,
+                                                   "mscale_all_dim": 1.0}}, False),
+    # Values as wide as queries; heads that do not divide hidden_size.
+    "glm4_moe_lite": ("Glm4MoeLite", {**{k: v for k, v in LATENT.items() if k != "first_k_dense_replace"},
+                                      "num_attention_heads": 5, "num_key_value_heads": 5, "v_head_dim": 14,
+                                      "n_routed_experts": 6, "n_shared_experts": 1, "num_experts_per_tok": 3,
+                                      "rope_parameters": {**THETA, "rope_theta": 1e6}}, False),
 }
+# No class of its own: the hub's config has another model_type.
+MODEL_TYPES = {"kimi_k2": "kimi_k2"}
 
 
 def make_model(name):
@@ -137,6 +172,7 @@ def save(model, folder, stacked):
     generation = folder / "generation_config.json"
     generation.unlink(missing_ok=True)
     config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = MODEL_TYPES.get(folder.name, config["model_type"])
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 

@@ -1,0 +1,74 @@
+// What the families with latent attention (MLA) have in common.
+#include <cmath>
+
+#include "core/fail.h"
+#include "model/families/common.h"
+
+namespace dsmoe {
+
+namespace {
+
+constexpr FieldName kFields[] = {
+    {"n_routed_experts", "n_routed_experts"},
+    {"n_routed_experts", "num_local_experts"},
+    {"n_routed_experts", "num_experts"},
+    {"kv_lora_rank", "kv_lora_rank"},
+    {"q_lora_rank", "q_lora_rank"},
+    {"qk_nope_head_dim", "qk_nope_head_dim"},
+    {"qk_rope_head_dim", "qk_rope_head_dim"},
+    {"v_head_dim", "v_head_dim"},
+    {"rope_interleave", "rope_interleave"},
+    {"num_nextn_predict_layers", "num_nextn_predict_layers"},
+    {"num_nextn_predict_layers", "num_mtp_layers"},
+};
+
+// References leave the class's default to the norms inside of attention, whatever rms_norm_eps is.
+constexpr double kLatentNormEps = 1e-6;
+
+}  // namespace
+
+const std::span<const FieldName> kLatentFields = kFields;
+
+// transformers writes the turned part as head_dim, which is nothing that attention could be computed with.
+void finish_latent(ModelConfig& c) {
+  if (c.explicit_head_dim == c.qk_rope_head_dim || c.explicit_head_dim == c.head_dim()) c.explicit_head_dim.reset();
+}
+
+void check_latent(const ModelConfig& c) {
+  check_family(c);
+  if (!c.latent_attention())
+    fail(ErrorCode::kUnsupported, "kv_lora_rank is missing; models of model_type \"{}\" have latent attention", c.model_type);
+  if (c.explicit_head_dim)
+    fail(ErrorCode::kUnsupported, "head_dim is {}; with latent attention it can only say qk_rope_head_dim {} again",
+         *c.explicit_head_dim, c.qk_rope_head_dim);
+  if (c.kv_heads() != c.num_attention_heads)
+    fail(ErrorCode::kUnsupported, "num_key_value_heads is {}; latent attention has as many as heads, {}", c.kv_heads(),
+         c.num_attention_heads);
+  if (!c.rope_interleave)
+    fail(ErrorCode::kUnsupported, "rope_interleave is false; only true is supported");
+  if (c.attention_bias)
+    fail(ErrorCode::kUnsupported, "attention_bias is true; latent attention with biases is not supported");
+}
+
+void check_sigmoid_latent(const ModelConfig& c) {
+  check_latent(c);
+  if (c.scoring_func != "sigmoid" || !c.selection_bias())
+    fail(ErrorCode::kUnsupported,
+         "scoring_func \"{}\" with topk_method \"{}\" is not supported in models of model_type \"{}\"; \"sigmoid\" with "
+         "\"noaux_tc\" is",
+         c.scoring_func, c.topk_method, c.model_type);
+}
+
+ModelSpec latent_model_spec(const ModelConfig& c) {
+  MlaSpec s{.heads = c.num_attention_heads,
+            .q_rank = c.q_lora_rank.value_or(0),
+            .kv_rank = *c.kv_lora_rank,
+            .nope = c.qk_nope_head_dim,
+            .rope = c.qk_rope_head_dim,
+            .value = c.v_head_dim};
+  s.scale = c.rope_scaling.score_factor() / std::sqrt(static_cast<double>(s.query()));
+  s.norm_eps = kLatentNormEps;
+  return model_spec(c, s);
+}
+
+}  // namespace dsmoe

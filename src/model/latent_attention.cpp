@@ -1,0 +1,234 @@
+// Multi-head latent attention (MLA) in its absorbed form, for prompts, decoding and training alike: a head's query is taken
+// through its part of kv_b to the latent, attends to what the cache has of a token, [latent | rope], as one key and value
+// that all heads share, and what comes back is taken through the values' part of kv_b. docs/design/latent-attention.md
+#include <utility>
+
+#include "core/timeline.h"
+#include "model/attention.h"
+#include "model/linear_layer.h"
+#include "model/modules.h"
+#include "ops/attention.h"
+#include "ops/elementwise.h"
+#include "ops/heads.h"
+#include "ops/rms_norm.h"
+
+namespace dsmoe {
+
+namespace {
+
+using ops::HeadNumbers;
+using ops::HeadRows;
+using ops::Part;
+
+// Values are the first numbers of the keys. The op has values as wide as keys; what it mixes of the rest is not read.
+ops::AttentionShape shape_of(const MlaSpec& s) { return {s.heads, 1, s.cached(), static_cast<float>(s.scale)}; }
+
+// Parts of a head's query, of the same over the latent, of kv_b's rows; and of one row [latent | rope].
+struct Parts {
+  Part query_nope, query_rope, latent, latent_rope, keys, values, row_latent, row_rope;
+
+  explicit Parts(const MlaSpec& s)
+      : query_nope{s.heads, 0, s.nope},
+        query_rope{s.heads, s.nope, s.rope},
+        latent{s.heads, 0, s.kv_rank},
+        latent_rope{s.heads, s.kv_rank, s.rope},
+        keys{s.heads, 0, s.nope},
+        values{s.heads, s.nope, s.value},
+        row_latent{1, 0, s.kv_rank},
+        row_rope{1, s.kv_rank, s.rope} {}
+};
+
+// All of every head.
+HeadNumbers whole(const Tensor& x, Index heads = 1) { return {x, {heads, 0, x.dim(1) / heads}}; }
+
+Tensor part_of(Context& ctx, const Tensor& x, const Part& part, DType dtype) {
+  Tensor out = ctx.empty(dtype, {x.dim(0), part.heads * part.width});
+  ops::copy_heads(ctx, {x, part}, whole(out, part.heads));
+  return out;
+}
+
+Tensor normed(Context& ctx, const MlaSpec& s, const Tensor& x, const Tensor& weight, DType dtype) {
+  Tensor y = ctx.empty(dtype, x.shape());
+  ops::rms_norm(ctx, x, weight, static_cast<float>(s.norm_eps), y);
+  return y;
+}
+
+Tensor normed_backward(Context& ctx, const MlaSpec& s, const Tensor& dy, const Tensor& x, const Tensor& weight,
+                       Tensor& grad, bool add_grad) {
+  Tensor dx = ctx.zeros(DType::kF32, x.shape());
+  if (!add_grad) ctx.fill_zero(grad);
+  ops::rms_norm_backward(ctx, dy, x, weight, static_cast<float>(s.norm_eps), dx, grad);
+  return ops::converted(ctx, dx, dy.dtype());
+}
+
+// A part of x, turned, in its place in `to`.
+void turn_part(Context& ctx, const Tensor& x, const Part& from, const Pass& pass, Tensor& to, const Part& at,
+               bool backward = false) {
+  Tensor rope = part_of(ctx, x, from, to.dtype());
+  ops::apply_rope(ctx, rope, pass.rope, backward);
+  ops::copy_heads(ctx, whole(rope, from.heads), {to, at});
+}
+
+struct Queries {
+  Tensor absorbed;   // [T, H * (kv_rank + rope)]
+  Tensor projected;  // [T, H * (nope + rope)]
+  Tensor unnormed;   // f32 [T, q_rank]; empty where the token itself is projected
+};
+
+Queries queries_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, const Pass& pass, const Tensor& h) {
+  const Parts parts(s);
+  Queries q;
+  if (s.q_rank > 0) q.unnormed = linear_forward(ctx, h, w.q_a, DType::kF32);
+  const Tensor x = s.q_rank > 0 ? normed(ctx, s, q.unnormed, w.q_a_norm, h.dtype()) : h;
+  q.projected = linear_forward(ctx, x, w.q, h.dtype());
+  q.absorbed = ctx.empty(h.dtype(), {h.dim(0), s.heads * s.cached()});
+  ops::head_linear_backward_input(ctx, {q.projected, parts.query_nope}, {w.kv_b.weight, parts.keys},
+                                  {q.absorbed, parts.latent});
+  turn_part(ctx, q.projected, parts.query_rope, pass, q.absorbed, parts.latent_rope);
+  return q;
+}
+
+struct Latents {
+  Tensor rows;      // [T, kv_rank + rope], as the cache has them
+  Tensor unnormed;  // f32 [T, kv_rank]
+};
+
+Latents latents_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, const Pass& pass, const Tensor& h) {
+  const Parts parts(s);
+  const Tensor projected = linear_forward(ctx, h, w.kv_a, DType::kF32);
+  Latents l{ctx.empty(h.dtype(), projected.shape()), part_of(ctx, projected, parts.row_latent, DType::kF32)};
+  ops::copy_heads(ctx, whole(normed(ctx, s, l.unnormed, w.kv_a_norm, h.dtype())), {l.rows, parts.row_latent});
+  turn_part(ctx, projected, parts.row_rope, pass, l.rows, parts.row_rope);
+  return l;
+}
+
+// The values of what attention mixed of the latents, [T, H * value].
+Tensor values_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, const Tensor& mixed) {
+  const Parts parts(s);
+  Tensor values = ctx.empty(mixed.dtype(), {mixed.dim(0), s.heads * s.value});
+  ops::head_linear(ctx, {mixed, parts.latent}, {w.kv_b.weight, parts.values}, whole(values, s.heads));
+  return values;
+}
+
+}  // namespace
+
+void register_parameters(const MlaSpec& s, Index width, ParameterRegistry& r) {
+  constexpr ParameterTraits kWeight{.group = ParameterGroup::kAttention, .adapter = true};
+  constexpr ParameterTraits kNorm{.group = ParameterGroup::kNorm, .initial = InitialValue::kOnes, .decay = false};
+  const auto turned = [&](Index before) {
+    ParameterTraits traits = kWeight;
+    traits.head_dim = before + s.rope, traits.rotary = s.rope, traits.before = before;
+    return traits;
+  };
+  ParameterTraits dense = kWeight;  // heads multiply with parts of it, forward with some of them turned round
+  dense.dense = true;
+  const Index queries = s.heads * s.query();
+  const LayerPlace q = [](LayerTensors& l) -> Tensor& { return l.q.weight; };
+  if (s.q_rank > 0) {
+    r.add("attention.q_a.weight", {s.q_rank, width}, kWeight, [](LayerTensors& l) -> Tensor& { return l.q_a.weight; });
+    r.add("attention.q_a_norm.weight", {s.q_rank}, kNorm, [](LayerTensors& l) -> Tensor& { return l.q_a_norm; });
+    r.add("attention.q_b.weight", {queries, s.q_rank}, turned(s.nope), q);
+  } else {
+    r.add("attention.q.weight", {queries, width}, turned(s.nope), q);
+  }
+  r.add("attention.kv_a.weight", {s.cached(), width}, turned(s.kv_rank),
+        [](LayerTensors& l) -> Tensor& { return l.kv_a.weight; });
+  r.add("attention.kv_a_norm.weight", {s.kv_rank}, kNorm, [](LayerTensors& l) -> Tensor& { return l.kv_a_norm; });
+  r.add("attention.kv_b.weight", {s.heads * (s.nope + s.value), s.kv_rank}, dense,
+        [](LayerTensors& l) -> Tensor& { return l.kv_b.weight; });
+  r.add("attention.o.weight", {width, s.heads * s.value}, kWeight,
+        [](LayerTensors& l) -> Tensor& { return l.o.weight; });
+}
+
+KvLayout kv_layout(const MlaSpec& s) { return {.k_width = s.cached(), .v_width = 0, .head = s.cached()}; }
+
+Index rotary_width(const MlaSpec& s) { return s.rope; }
+
+// The projections; queries and values through kv_b; scores, and the sum of latents.
+__int128 multiply_adds(const MlaSpec& s, Index width, Index context) {
+  const __int128 from = s.q_rank > 0 ? s.q_rank : width;
+  const __int128 projections = (s.q_rank > 0 ? s.q_rank * width : 0) + from * s.heads * s.query() + width * s.cached();
+  const __int128 heads = static_cast<__int128>(s.heads) * s.kv_rank * (s.nope + s.value);
+  return projections + heads + static_cast<__int128>(s.heads) * s.value * width +
+         static_cast<__int128>(s.heads) * (s.cached() + s.kv_rank) * context;
+}
+
+// q, out, k, the queries as they were projected; lse; what the norms were given.
+Index kept_bytes(const MlaSpec& s, Index, Index element) {
+  return element * (2 * s.heads * s.cached() + s.cached() + s.heads * s.query()) + 4 * s.heads + 4 * (s.q_rank + s.kv_rank);
+}
+
+Tensor attention_forward(Context& ctx, const MlaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
+                         const Tensor& h, AttentionSaved* saved) {
+  mark(ctx, "projections");
+  const Queries queries = queries_of(ctx, spec, w, pass, h);
+  const Latents latents = latents_of(ctx, spec, w, pass, h);
+  Tensor keys = latents.rows;
+  if (KvPool* const pool = pass.batch.pool()) {
+    keys = pool->k(layer);
+    ops::store_rows(ctx, latents.rows, pass.slices, keys);
+  }
+  // As in the other attention (attention.cpp).
+  const bool narrow = h.dtype() == DType::kBF16 &&
+                      (keys.dtype() == DType::kBF16 || (keys.dtype() == DType::kQ8_0 && keys.device() == Device::kCuda));
+  const Tensor q = ops::converted(ctx, queries.absorbed, narrow ? DType::kBF16 : DType::kF32);
+  Tensor out = ctx.empty(q.dtype(), q.shape()), lse;
+  if (saved) lse = ctx.empty(DType::kF32, {spec.heads, h.dim(0)});
+  mark(ctx, "attention");
+  ops::attention(ctx, shape_of(spec), q, keys, keys, pass.slices, out, saved ? &lse : nullptr);
+  if (saved) *saved = {q, keys, {}, out, lse, queries.unnormed, latents.unnormed, queries.projected};
+  mark(ctx, "projections");
+  return linear_forward(ctx, values_of(ctx, spec, w, ops::converted(ctx, out, h.dtype())), w.o, DType::kF32);
+}
+
+Tensor attention_backward(Context& ctx, const MlaSpec& spec, const AttentionWeights& w, const Pass& pass, const Tensor& h,
+                          const AttentionSaved& saved, const Tensor& dy, AttentionGrads& grads, bool add_grads) {
+  const Parts parts(spec);
+  const DType dtype = h.dtype();
+  mark(ctx, "projections, backward");
+  if (!add_grads) ctx.fill_zero(grads.kv_b.weight);
+  const Tensor values = values_of(ctx, spec, w, saved.out);
+  Tensor dvalues = ctx.empty(dtype, values.shape());
+  linear_backward(ctx, {{dy, w.o, grads.o}}, values, add_grads, dvalues);
+  const HeadNumbers value_grads = whole(dvalues, spec.heads);
+  Tensor dout = ctx.zeros(dtype, saved.out.shape());  // what is mixed beside the latent goes nowhere
+  ops::head_linear_backward_input(ctx, value_grads, {w.kv_b.weight, parts.values}, {dout, parts.latent});
+  ops::head_linear_backward_weight(ctx, value_grads, {saved.out, parts.latent}, {grads.kv_b.weight, parts.values});
+
+  Tensor dq = ctx.empty(dtype, saved.q.shape()), dk = ctx.empty(dtype, saved.k.shape());
+  Tensor dv = ctx.empty(dtype, saved.k.shape());
+  mark(ctx, "attention, backward");
+  ops::attention_backward(ctx, shape_of(spec), saved.q, saved.k, saved.k, pass.slices, saved.out, saved.lse, dout, dq, dk,
+                          dv);
+
+  mark(ctx, "projections, backward");
+  Tensor dprojected = ctx.empty(dtype, saved.q_projected.shape());
+  const HeadNumbers absorbed_grads{dq, parts.latent};
+  ops::head_linear(ctx, absorbed_grads, {w.kv_b.weight, parts.keys}, {dprojected, parts.query_nope});
+  ops::head_linear_backward_weight(ctx, {saved.q_projected, parts.query_nope}, absorbed_grads,
+                                   {grads.kv_b.weight, parts.keys});
+  turn_part(ctx, dq, parts.latent_rope, pass, dprojected, parts.query_rope, /*backward=*/true);
+
+  // A row is key and value: its gradient is the sum of both.
+  Tensor drows = ops::converted(ctx, dk, DType::kF32);
+  ops::add(ctx, dv, drows);
+  const Tensor dlatent = normed_backward(ctx, spec, part_of(ctx, drows, parts.row_latent, dtype), saved.k_unnormed,
+                                         w.kv_a_norm, grads.kv_a_norm, add_grads);
+  Tensor dkv_a = ctx.empty(dtype, drows.shape());
+  ops::copy_heads(ctx, whole(dlatent), {dkv_a, parts.row_latent});
+  turn_part(ctx, drows, parts.row_rope, pass, dkv_a, parts.row_rope, /*backward=*/true);
+
+  Tensor dh = ctx.empty(dtype, h.shape());
+  if (spec.q_rank == 0) {
+    linear_backward(ctx, {{dprojected, w.q, grads.q}, {dkv_a, w.kv_a, grads.kv_a}}, h, add_grads, dh);
+    return dh;
+  }
+  const Tensor x = normed(ctx, spec, saved.q_unnormed, w.q_a_norm, dtype);
+  Tensor dx = ctx.empty(dtype, x.shape());
+  linear_backward(ctx, {{dprojected, w.q, grads.q}}, x, add_grads, dx);
+  const Tensor dq_a = normed_backward(ctx, spec, dx, saved.q_unnormed, w.q_a_norm, grads.q_a_norm, add_grads);
+  linear_backward(ctx, {{dq_a, w.q_a, grads.q_a}, {dkv_a, w.kv_a, grads.kv_a}}, h, add_grads, dh);
+  return dh;
+}
+
+}  // namespace dsmoe
