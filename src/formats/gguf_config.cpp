@@ -8,6 +8,7 @@
 #include "core/printable.h"
 #include "formats/config_spellings.h"
 #include "formats/gguf_keys.h"
+#include "formats/gguf_latent_keys.h"
 #include "formats/gguf_names.h"
 
 namespace dsmoe {
@@ -25,15 +26,6 @@ struct Keys {
   std::string operator()(std::string_view name) const { return fmt::format("{}.{}", architecture.name, name); }
 };
 
-// The decimal number that was meant: 1e-6 went through f32, and its shortest form there is 1e-6 again.
-double decimal(const GgufMetadata& m, const std::string& name, double otherwise) {
-  if (!m.contains(name)) return otherwise;
-  const double value = m.number(name);
-  const auto narrow = static_cast<float>(value);
-  if (static_cast<double>(narrow) != value) return value;
-  return std::stod(fmt::format("{}", narrow));
-}
-
 // One number, or one per layer, all the same.
 Index uniform(const GgufMetadata& m, const std::string& name) {
   if (m.find(name) == nullptr || m.find(name)->type != io::GgufType::kArray) return m.integer(name);
@@ -45,11 +37,12 @@ Index uniform(const GgufMetadata& m, const std::string& name) {
 
 RopeScaling read_scaling(const GgufMetadata& m, const Keys& key) {
   const std::string type = m.text(key("rope.scaling.type"), "linear");
-  const double factor = decimal(m, key("rope.scaling.factor"), decimal(m, key("rope.scale_linear"), 0));
+  const double factor = gguf_decimal(m, key("rope.scaling.factor"), gguf_decimal(m, key("rope.scale_linear"), 0));
   if (type == "none" || factor == 0 || factor == 1) return {};
+  if (type == "yarn" && key.architecture.latent) return read_yarn_keys(m, key(""), factor);
   if (type != "linear")
-    fail(ErrorCode::kUnsupported, "{}: {} is {}; none and linear are supported", m.where(), key("rope.scaling.type"),
-         in_quotes(type));
+    fail(ErrorCode::kUnsupported, "{}: {} is {}; none and linear are supported in this architecture", m.where(),
+         key("rope.scaling.type"), in_quotes(type));
   return {RopeScalingType::kLinear, factor};
 }
 
@@ -63,7 +56,16 @@ const GgufArchitecture& supported_architecture(const GgufMetadata& m) {
   if (m.integer("split.count", 1) > 1)
     fail(ErrorCode::kUnsupported, "{}: one of {} parts of a model; merge them into one file first", m.where(),
          m.integer("split.count"));
-  return *architecture;
+  if (!architecture->latent) return *architecture;
+  // Several families have this one: the file's own config.json says which; else its scores do, and where it does not say
+  // them, as files of GLM-4.7-Flash for a while, its vocabulary.
+  const bool glm = m.integer(name + ".vocab_size", 0) == 154880;
+  const bool sigmoid = m.integer(name + ".expert_gating_func", glm ? 2 : 1) == 2;
+  std::string family = sigmoid ? glm ? "glm4_moe_lite" : "deepseek_v3" : "deepseek_v2";
+  if (m.contains(kModelJson))
+    family = ModelConfig::from_json(m.text(kModelJson), fmt::format("{}: {}", m.where(), kModelJson)).model_type;
+  const GgufArchitecture& row = gguf_architecture_of(family);
+  return row.name == name ? row : *architecture;
 }
 
 // Every key that is read here, for check_gguf_keys().
@@ -124,6 +126,11 @@ void read_sizes(const io::GgufFile& file, const Keys& key, ModelConfig& c) {
   c.num_attention_heads = uniform(m, key("attention.head_count"));
   require(c.num_attention_heads > 0 && c.hidden_size > 0, "{}: {} attention heads of a model {} wide", m.where(),
           c.num_attention_heads, c.hidden_size);
+  if (m.contains(key("feed_forward_length"))) c.intermediate_size = uniform(m, key("feed_forward_length"));
+  // The table's own height; a file may leave the key out.
+  const Shape& table = file.info("token_embd.weight").shape;
+  c.vocab_size = table.rank() == 2 ? table[0] : m.integer(key("vocab_size"));
+  if (key.architecture.latent) return read_latent_keys(file, key(""), c);
   const bool kv = m.contains(key("attention.head_count_kv"));
   const Index kv_heads = kv ? uniform(m, key("attention.head_count_kv")) : c.num_attention_heads;
   if (kv_heads != c.kv_heads() || c.source_json.empty()) c.num_key_value_heads = kv_heads;
@@ -135,10 +142,6 @@ void read_sizes(const io::GgufFile& file, const Keys& key, ModelConfig& c) {
            other, head_dim);
   if (head_dim != c.head_dim()) c.explicit_head_dim = head_dim;
   if (partial) read_rotary(m, key, c);
-  if (m.contains(key("feed_forward_length"))) c.intermediate_size = uniform(m, key("feed_forward_length"));
-  // The table's own height; a file may leave the key out.
-  const Shape& table = file.info("token_embd.weight").shape;
-  c.vocab_size = table.rank() == 2 ? table[0] : m.integer(key("vocab_size"));
 }
 
 // How many shared experts there are; a file that does not say it has their matrices, as wide as all of them together.
@@ -184,7 +187,7 @@ void read_gate(const io::GgufFile& file, const Keys& key, ModelConfig& c) {
   const GgufMetadata& m = file.metadata();
   if (!c.n_routed_experts) return;
   const std::string scale = key("expert_weights_scale"), gating = key("expert_gating_func");
-  if (const double value = decimal(m, scale, 0); value != 0)  // 0 is none
+  if (const double value = gguf_decimal(m, scale, 0); value != 0)  // 0 is none
     if (static_cast<float>(value) != static_cast<float>(c.routed_scaling_factor)) c.routed_scaling_factor = value;
   c.norm_topk_prob = m.boolean(key("expert_weights_norm"), c.norm_topk_prob);
   if (m.contains(gating)) {
@@ -198,7 +201,9 @@ void read_gate(const io::GgufFile& file, const Keys& key, ModelConfig& c) {
   const Index groups = m.integer(key("expert_group_count"), c.expert_groups());
   if (groups == c.expert_groups() && !m.contains(key("expert_group_used_count"))) return;
   // Without a bias a group may be scored by its best expert or by its two best, and the file does not say which.
-  if (groups > 1 && !bias)
+  if (groups > 1 && !bias && key.architecture.latent)
+    c.topk_method = "group_limited_greedy";  // DeepSeek-V2's
+  else if (groups > 1 && !bias)
     fail(ErrorCode::kUnsupported, "{}: {} is {}, but the file has no selection bias (exp_probs_b); groups need one",
          m.where(), key("expert_group_count"), groups);
   if (groups != c.expert_groups()) c.n_group = groups;
@@ -213,6 +218,9 @@ void read_tokens(const GgufMetadata& m, ModelConfig& c) {
   }
 }
 
+// In more than the digits that f32 has not.
+bool differs(double a, double b) { return std::fabs(a - b) > 1e-6 * std::fabs(b); }
+
 // What a file of the architecture means that says nothing.
 ModelConfig bare_config(const GgufArchitecture& a) {
   ModelConfig c = family_of(a.model_type).default_config();
@@ -223,6 +231,7 @@ ModelConfig bare_config(const GgufArchitecture& a) {
   c.first_k_dense_replace = 0;
   c.n_shared_experts.reset();
   c.n_group.reset(), c.topk_group.reset();
+  c.routed_scaling_factor = 1;
   c.pad_token_id.reset();
   c.bos_token_id.reset();
   c.eos_token_id.clear();
@@ -261,13 +270,18 @@ void check_gguf_carries(const ModelConfig& c) {
     if (!a.any_score && c.scoring_func != "softmax") refuse("scoring_func", c.scoring_func, "scores are a softmax there");
     if (!a.any_score && a.name != "deepseek" && scaled)
       refuse("routed_scaling_factor", c.routed_scaling_factor, "weights are not scaled there");
-    if (c.expert_groups() > 1) refuse("n_group", c.expert_groups(), "experts have no groups there");
+    if (c.expert_groups() > 1 && !a.latent) refuse("n_group", c.expert_groups(), "experts have no groups there");
+    if (c.expert_groups() > 1 && !c.selection_bias())
+      refuse("n_group", c.expert_groups(), "groups are scored by their two best experts there");
     if (!a.dense_layers && c.first_k_dense_replace > 0)
       refuse("first_k_dense_replace", c.first_k_dense_replace, "every layer is a MoE layer there");
   }
   if (c.attention_bias && !a.qkv_bias) refuse("attention_bias", true, "the output of attention has no bias there");
   if (c.rope_scaling.type == RopeScalingType::kDynamic)
     refuse("rope_scaling", "dynamic", "only linear scaling and none are known there");
+  if (c.rope_scaling.type == RopeScalingType::kYarn && !a.latent)
+    refuse("rope_scaling", "yarn", "only linear scaling and none are supported there");
+  if (const char* const why = why_yarn_is_not_carried(c.rope_scaling); why && a.latent) refuse("rope_scaling", "yarn", why);
   if (!a.any_head && c.num_attention_heads * c.head_dim() != c.hidden_size)
     refuse("head_dim", c.head_dim(), "heads are as wide as hidden_size / num_attention_heads there");
   if (a.needs_equal_heads && c.kv_heads() != c.num_attention_heads)
@@ -292,17 +306,20 @@ io::GgufMetadata gguf_metadata(const ModelConfig& c, const std::string& name) {
   const bool one_width = spellings(family_of(c.model_type), "moe_intermediate_size").front() == "intermediate_size";
   put("feed_forward_length", one_width ? c.moe_intermediate_size : c.intermediate_size);
   put("attention.head_count", c.num_attention_heads);
-  put("attention.head_count_kv", c.kv_heads());
+  if (!a.latent) put("attention.head_count_kv", c.kv_heads());
   real("attention.layer_norm_rms_epsilon", c.rms_norm_eps);
   real("rope.freq_base", c.rope_theta);
   put("rope.dimension_count", c.rotary_width());
-  if (a.any_head) {
+  if (a.latent) {
+    put_latent_keys(c, key(""), m);
+  } else if (a.any_head) {
     put("attention.key_length", c.head_dim());
     put("attention.value_length", c.head_dim());
   }
-  const bool linear = c.rope_scaling.type == RopeScalingType::kLinear;
-  m.set(key("rope.scaling.type"), GgufValue::string(linear ? "linear" : "none"));
+  const bool linear = c.rope_scaling.type == RopeScalingType::kLinear, yarn = c.rope_scaling.type == RopeScalingType::kYarn;
+  m.set(key("rope.scaling.type"), GgufValue::string(linear ? "linear" : yarn ? "yarn" : "none"));
   if (linear) real("rope.scaling.factor", c.rope_scaling.factor);
+  if (yarn) put_yarn_keys(c.rope_scaling, key(""), m);
   put("vocab_size", c.vocab_size);
   const bool moe = c.moe_layers() > 0;
   put("leading_dense_block_count", moe ? c.first_k_dense_replace : c.num_hidden_layers);
@@ -311,6 +328,10 @@ io::GgufMetadata gguf_metadata(const ModelConfig& c, const std::string& name) {
   put("expert_shared_count", moe ? c.shared_experts() : 0);
   put("expert_feed_forward_length", moe ? c.moe_intermediate_size : 0);
   real("expert_weights_scale", c.routed_scaling_factor);
+  if (moe && c.expert_groups() > 1) {
+    put("expert_group_count", c.expert_groups());
+    put("expert_group_used_count", *c.topk_group);
+  }
   if (a.any_score) put("expert_gating_func", c.scoring_func == "sigmoid" ? 2 : 1);
   if (a.normalised == GgufRule::kKey) m.set(key("expert_weights_norm"), GgufValue::boolean(c.norm_topk_prob));
   if (a.shared_width) put("expert_shared_feed_forward_length", c.shared_experts() * c.moe_intermediate_size);
@@ -333,15 +354,17 @@ ModelConfig config_from_gguf(const io::GgufFile& file) {
   read_tokens(m, c);
   // f32 is what the format has; where config.json says the same number with more digits, that is kept.
   const auto keep = [&](double& value, const char* name, double otherwise) {
-    const double carried = decimal(m, key(name), otherwise);
+    const double carried = gguf_decimal(m, key(name), otherwise);
     if (static_cast<float>(carried) != static_cast<float>(value)) value = carried;
   };
   if (!m.contains(key("attention.layer_norm_rms_epsilon"))) m.number(key("attention.layer_norm_rms_epsilon"));
   keep(c.rms_norm_eps, "attention.layer_norm_rms_epsilon", c.rms_norm_eps);
   keep(c.rope_theta, "rope.freq_base", 10000);
   const RopeScaling scaling = read_scaling(m, key);
-  if (scaling.type != c.rope_scaling.type ||
-      static_cast<float>(scaling.factor) != static_cast<float>(c.rope_scaling.factor))
+  if (scaling.type != c.rope_scaling.type || differs(scaling.factor, c.rope_scaling.factor) ||
+      scaling.original_max_positions != c.rope_scaling.original_max_positions ||
+      differs(scaling.beta_fast, c.rope_scaling.beta_fast) || differs(scaling.beta_slow, c.rope_scaling.beta_slow) ||
+      differs(scaling.mscale_all_dim.value_or(0), c.rope_scaling.mscale_all_dim.value_or(0)))
     c.rope_scaling = scaling;
   c.tie_word_embeddings = !file.contains("output.weight");
   c.attention_bias = file.contains("blk.0.attn_q.bias");
@@ -353,6 +376,7 @@ ModelConfig config_from_gguf(const io::GgufFile& file) {
   }
   std::vector<std::string_view> read(std::begin(kRead), std::end(kRead));
   if (key.architecture.further_layers) read.push_back(kFurtherLayers);
+  if (key.architecture.latent) read.insert(read.end(), latent_gguf_keys().begin(), latent_gguf_keys().end());
   check_gguf_keys(m, key(""), read, c);
   return c;
 }

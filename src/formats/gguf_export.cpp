@@ -103,7 +103,10 @@ class RowConverter {
 };
 
 void write_parameter(RowConverter& converter, Output& out, const GgufTensor& t, const io::TensorSpec& spec,
-                     const Tensor& tensor) {
+                     const Tensor& parameter) {
+  const Tensor tensor = !t.latent ? parameter
+                        : t.is_second() ? latent_values(parameter, *t.latent)
+                                        : latent_keys(parameter, *t.latent);
   if (!t.order.changes() && tensor.dtype() == spec.dtype)
     return out.append(spec.name, {static_cast<const std::byte*>(tensor.raw()), tensor.bytes()});
   // A vector is one row.

@@ -21,7 +21,7 @@ struct Refused {
 };
 
 constexpr const char* kWindow = "attention over a window is not supported";
-constexpr const char* kMla = "latent attention (MLA) is not supported";
+constexpr const char* kMla = "latent attention (MLA) is not supported in this architecture";
 constexpr const char* kCapped = "soft caps are not supported";
 constexpr const char* kScaled = "scaled activations are not supported";
 constexpr const char* kEveryLayer = "every layer after the leading dense ones is a MoE layer here";
@@ -74,6 +74,14 @@ void refuse(const GgufMetadata& m, const std::string& key, double usual, bool ze
 }
 
 }  // namespace
+
+double gguf_decimal(const GgufMetadata& m, const std::string& name, double otherwise) {
+  if (!m.contains(name)) return otherwise;
+  const double value = m.number(name);
+  const auto narrow = static_cast<float>(value);
+  if (static_cast<double>(narrow) != value) return value;
+  return std::stod(fmt::format("{}", narrow));
+}
 
 void check_gguf_keys(const GgufMetadata& m, std::string_view prefix, std::span<const std::string_view> read,
                      const ModelConfig& c) {

@@ -12,6 +12,9 @@
 namespace dsmoe {
 
 // `prefix`: the architecture's, as in "deepseek."; `read`: names behind it that the reader of the config knows.
+// The decimal number that was meant: 1e-6 went through f32, and its shortest form there is 1e-6 again.
+double gguf_decimal(const io::GgufMetadata& m, const std::string& name, double otherwise);
+
 void check_gguf_keys(const io::GgufMetadata& metadata, std::string_view prefix, std::span<const std::string_view> read,
                      const ModelConfig& config);
 

@@ -20,11 +20,16 @@ std::vector<GgufTensor> gguf_layout(const ModelConfig& config, const std::vector
     const auto found = groups.find({layer, name.role});
     if (found == groups.end()) return;
     const Parameter& first = parameters[found->second.front()];
-    GgufTensor t{std::string(name.name), first.role, first.shape, first.traits, layer, found->second, {}};
+    GgufTensor t{std::string(name.name), first.role, first.shape, first.traits, layer, found->second, {}, {}};
     if (name.role == "feed_forward_norm.weight") t.name = architecture.feed_forward_norm;
     t.order = row_order(first, architecture.pairs);
     if (layer >= 0) t.name = fmt::format("blk.{}.{}", layer, t.name);
     if (first.expert >= 0) t.shape = {static_cast<Index>(t.parameters.size()), first.shape[0], first.shape[1]};
+    if (name.role == "attention.kv_b.weight") {
+      t.latent =
+          LatentTensors::of(std::get<MlaSpec>(spec.layers[static_cast<std::size_t>(layer)].attention), layer);
+      t.shape = t.is_second() ? t.latent->values_shape() : t.latent->keys_shape();
+    }
     list.push_back(std::move(t));
   };
   for (const GgufName& name : names.before) add(-1, name);

@@ -1,11 +1,14 @@
-// Which parameters each tensor of a GGUF file holds. Two things differ from a checkpoint: a layer's routed experts are
-// stacked into one tensor per projection, and the rows of the query and key projections may be in another order.
+// Which parameters each tensor of a GGUF file holds. Three things differ from a checkpoint: a layer's routed experts are
+// stacked into one tensor per projection, the rows of the query and key projections may be in another order, and kv_b of
+// latent attention is two tensors.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "dsmoe/model_config.h"
+#include "formats/gguf_latent.h"
 #include "model/parameters.h"
 #include "model/row_order.h"
 
@@ -19,6 +22,10 @@ struct GgufTensor {
   Index layer;
   std::vector<std::size_t> parameters;  // their numbers in the list, in the order of their rows
   RowOrder order = {};                  // of rows in the file
+  std::optional<LatentTensors> latent = {};  // of kv_b, which is in two of the list
+
+  // The second tensor of a parameter, which is read with the first.
+  bool is_second() const { return latent && name == latent->values; }
 };
 
 // In the order in which we write them, which is that in which a token needs them.

@@ -18,6 +18,13 @@ constexpr GgufName kLayer[] = {
     {"attention.k_norm.weight", "attn_k_norm.weight"},
     {"attention.v.weight", "attn_v.weight"},
     {"attention.v.bias", "attn_v.bias"},
+    {"attention.q_a.weight", "attn_q_a.weight"},
+    {"attention.q_a_norm.weight", "attn_q_a_norm.weight"},
+    {"attention.q_b.weight", "attn_q_b.weight"},
+    {"attention.kv_a.weight", "attn_kv_a_mqa.weight"},
+    {"attention.kv_a_norm.weight", "attn_kv_a_norm.weight"},
+    {"attention.kv_b.weight", "attn_k_b.weight"},
+    {"attention.kv_b.weight", "attn_v_b.weight"},
     {"attention.o.weight", "attn_output.weight"},
     {"attention.o.bias", "attn_output.bias"},
     {"feed_forward_norm.weight", "ffn_norm.weight"},
@@ -38,6 +45,21 @@ constexpr GgufName kLayer[] = {
 constexpr GgufName kAfter[] = {{"final_norm.weight", "output_norm.weight"}, {"head.weight", "output.weight"}};
 
 constexpr GgufNames kNames = {kBefore, kLayer, kAfter};
+
+// One architecture of four families.
+constexpr GgufArchitecture deepseek2(std::string_view model_type, GgufRule selection_bias) {
+  return {.name = "deepseek2",
+          .model_type = model_type,
+          .names = kNames,
+          .pairs = true,
+          .normalised = GgufRule::kKey,
+          .selection_bias = selection_bias,
+          .any_score = true,
+          .latent = true,
+          .needs_shared = true,
+          .dense_layers = true,
+          .further_layers = true};
+}
 
 constexpr GgufArchitecture kArchitectures[] = {
     {.name = "deepseek",
@@ -99,6 +121,10 @@ constexpr GgufArchitecture kArchitectures[] = {
      .needs_shared = true,
      .needs_head = true,
      .dense_layers = true},
+    deepseek2("deepseek_v2", GgufRule::kNever),
+    deepseek2("deepseek_v3", GgufRule::kAlways),
+    deepseek2("kimi_k2", GgufRule::kAlways),
+    deepseek2("glm4_moe_lite", GgufRule::kAlways),
 };
 
 }  // namespace
@@ -118,7 +144,8 @@ const GgufArchitecture* find_gguf_architecture(std::string_view name) {
 
 std::string known_gguf_architectures() {
   std::string all;
-  for (const GgufArchitecture& a : kArchitectures) all += fmt::format("{}\"{}\"", all.empty() ? "" : ", ", a.name);
+  for (const GgufArchitecture& a : kArchitectures)
+    if (&a == find_gguf_architecture(a.name)) all += fmt::format("{}\"{}\"", all.empty() ? "" : ", ", a.name);
   return all;
 }
 

@@ -31,6 +31,7 @@ struct GgufArchitecture {
   GgufRule selection_bias = GgufRule::kNever;  // kKey: whether there is such a tensor
   bool any_score = false;                      // expert_gating_func and expert_weights_scale are read; else a softmax
   bool any_head = true;                        // attention.key_length is read
+  bool latent = false;                         // latent attention (MLA), YaRN, and groups of experts
   bool partial_rotary = false;                 // rope.dimension_count may be less than a head
   bool qkv_bias = false;                       // q, k and v may have biases
   bool needs_shared = false;                   // a MoE layer has shared experts
@@ -42,7 +43,7 @@ struct GgufArchitecture {
 };
 
 const GgufArchitecture& gguf_architecture_of(std::string_view model_type);  // an Error for a family that has none
-const GgufArchitecture* find_gguf_architecture(std::string_view name);      // null for an unknown one
+const GgufArchitecture* find_gguf_architecture(std::string_view name);      // the first; null for an unknown one
 std::string known_gguf_architectures();
 
 }  // namespace dsmoe

@@ -47,8 +47,9 @@ void check_gguf_names(const io::GgufFile& file, const std::vector<GgufTensor>& l
   io::NameDifference difference{file.path(), {}, {}};
   std::vector<std::string> names;
   for (const GgufTensor& t : layout) {
-    names.push_back(t.name);
-    if (!file.contains(t.name) && !may_be_missing(t)) difference.missing.push_back(t.name);
+    const std::string& name = t.latent && file.contains(t.latent->whole) ? t.latent->whole : t.name;
+    names.push_back(name);
+    if (!file.contains(name) && !may_be_missing(t)) difference.missing.push_back(name);
   }
   std::sort(names.begin(), names.end());
   Index layers = 0;
@@ -75,6 +76,7 @@ DType gguf_compute_dtype(const io::GgufFile& file) {
 
 Tensor gguf_parameter(const io::GgufFile& file, const GgufTensor& t, std::size_t number) {
   if (may_be_missing(t) && !file.contains(t.name)) return Tensor::zeros(DType::kF32, t.shape);
+  if (t.latent) return read_latent(file, *t.latent);
   const Tensor tensor = checked(file, t);
   if (t.order.changes()) return to_memory_order(tensor, t.order);
   if (t.traits.group != ParameterGroup::kRoutedExperts) return tensor;
@@ -92,13 +94,13 @@ ModelWeights load_gguf_weights(io::GgufFile file, const ModelConfig& config, std
   const DType compute = dtype.value_or(gguf_compute_dtype(file));
   std::vector<Tensor> tensors(parameters.size());
   for (const GgufTensor& t : layout) {
-    for (std::size_t i = 0; i < t.parameters.size(); ++i) {
+    for (std::size_t i = 0; i < t.parameters.size() && !t.is_second(); ++i) {
       const Tensor tensor = gguf_parameter(file, t, i);
       const bool as_it_is = !dtype && is_matrix(t) && (is_quantized(tensor.dtype()) || tensor.dtype() == DType::kF16);
       tensors[t.parameters[i]] = as_it_is ? tensor : to_plain(tensor, is_matrix(t) ? compute : DType::kF32);
     }
     // The rows of the copy are used from now on; without this the map's would stay in memory beside them.
-    if (t.order.changes()) file.advise(t.name, io::Advice::kDontNeed);
+    if (t.order.changes() || (t.latent && file.contains(t.name))) file.advise(t.name, io::Advice::kDontNeed);
   }
   auto check = check_of(file.maps(), tensors);
   ModelWeights weights = listed_weights(config, parameters, std::move(tensors));

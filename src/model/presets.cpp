@@ -88,7 +88,7 @@ ModelConfig paper_145b() {
   return c;
 }
 
-constexpr std::array<std::pair<const char*, ModelConfig (*)()>, 16> kPresets = {{
+constexpr std::array<std::pair<const char*, ModelConfig (*)()>, 22> kPresets = {{
     {"tiny", tiny},
     {"paper-2b", paper_2b},
     {"deepseek-moe-16b", deepseek_moe_16b},
@@ -105,6 +105,12 @@ constexpr std::array<std::pair<const char*, ModelConfig (*)()>, 16> kPresets = {
     {"dots.llm1", dots_llm1},
     {"qwen1.5-moe-a2.7b", qwen1_5_moe_a2_7b},
     {"qwen2-57b-a14b", qwen2_57b_a14b},
+    {"deepseek-v2-lite", deepseek_v2_lite},
+    {"deepseek-v2", deepseek_v2},
+    {"deepseek-v3", deepseek_v3},
+    {"moonlight-16b-a3b", moonlight_16b_a3b},
+    {"kimi-k2", kimi_k2},
+    {"glm-4.7-flash", glm_4_7_flash},
 }};
 
 }  // namespace

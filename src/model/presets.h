@@ -18,5 +18,11 @@ ModelConfig minimax_m2();
 ModelConfig dots_llm1();
 ModelConfig qwen1_5_moe_a2_7b();
 ModelConfig qwen2_57b_a14b();
+ModelConfig deepseek_v2_lite();
+ModelConfig deepseek_v2();
+ModelConfig deepseek_v3();  // and R1
+ModelConfig moonlight_16b_a3b();
+ModelConfig kimi_k2();
+ModelConfig glm_4_7_flash();
 
 }  // namespace dsmoe

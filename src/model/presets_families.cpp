@@ -12,6 +12,14 @@ ModelConfig released(std::string_view model_type) {
   return c;
 }
 
+RopeScaling yarn(double factor, double mscale) {
+  return {.type = RopeScalingType::kYarn,
+          .factor = factor,
+          .original_max_positions = 4096,
+          .mscale = mscale,
+          .mscale_all_dim = mscale};
+}
+
 }  // namespace
 
 ModelConfig qwen3_30b_a3b() {
@@ -126,6 +134,93 @@ ModelConfig qwen2_57b_a14b() {
   c.n_routed_experts = 64;
   c.num_experts_per_tok = 8;
   c.max_position_embeddings = 131072;
+  return c;
+}
+
+ModelConfig deepseek_v2_lite() {
+  ModelConfig c = released("deepseek_v2");
+  c.hidden_size = 2048;
+  c.intermediate_size = 10944;
+  c.moe_intermediate_size = 1408;
+  c.num_hidden_layers = 27;
+  c.num_attention_heads = 16;
+  c.num_experts_per_tok = 6;
+  c.first_k_dense_replace = 1;
+  c.q_lora_rank.reset();
+  c.max_position_embeddings = 163840;
+  c.rope_scaling = yarn(40, 0.707);
+  c.bos_token_id = 100000;
+  c.eos_token_id = {100001};
+  return c;
+}
+
+ModelConfig deepseek_v2() {
+  ModelConfig c = deepseek_v2_lite();
+  c.hidden_size = 5120;
+  c.intermediate_size = 12288;
+  c.moe_intermediate_size = 1536;
+  c.num_hidden_layers = 60;
+  c.num_attention_heads = 128;
+  c.n_routed_experts = 160;
+  c.topk_method = "group_limited_greedy";
+  c.n_group = 8, c.topk_group = 3;
+  c.routed_scaling_factor = 16;
+  c.q_lora_rank = 1536;
+  return c;
+}
+
+ModelConfig deepseek_v3() {
+  ModelConfig c = released("deepseek_v3");
+  c.max_position_embeddings = 163840;
+  c.rope_scaling = yarn(40, 1);
+  return c;
+}
+
+ModelConfig moonlight_16b_a3b() {
+  ModelConfig c = released("deepseek_v3");
+  c.vocab_size = 163840;
+  c.hidden_size = 2048;
+  c.intermediate_size = 11264;
+  c.moe_intermediate_size = 1408;
+  c.num_hidden_layers = 27;
+  c.num_attention_heads = 16;
+  c.n_shared_experts = 2;
+  c.n_routed_experts = 64;
+  c.num_experts_per_tok = 6;
+  c.first_k_dense_replace = 1;
+  c.n_group = c.topk_group = 1;
+  c.routed_scaling_factor = 2.446;
+  c.q_lora_rank.reset();
+  c.max_position_embeddings = 8192;
+  c.rms_norm_eps = 1e-5;
+  c.rope_theta = 5e4;
+  c.bos_token_id = 163584;
+  c.eos_token_id = {163585};
+  return c;
+}
+
+ModelConfig kimi_k2() {
+  ModelConfig c = released("kimi_k2");
+  c.vocab_size = 163840;
+  c.num_attention_heads = 64;
+  c.n_routed_experts = 384;
+  c.first_k_dense_replace = 1;
+  c.n_group = c.topk_group = 1;
+  c.routed_scaling_factor = 2.827;
+  c.max_position_embeddings = 131072;
+  c.rope_theta = 5e4;
+  c.rope_scaling = yarn(32, 1);
+  c.rope_scaling.beta_fast = 1;
+  c.bos_token_id = 163584;
+  c.eos_token_id = {163585};
+  return c;
+}
+
+ModelConfig glm_4_7_flash() {
+  ModelConfig c = released("glm4_moe_lite");
+  c.rope_theta = 1e6;
+  c.bos_token_id.reset();
+  c.eos_token_id = {154820, 154827, 154829};
   return c;
 }
 

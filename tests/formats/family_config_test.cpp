@@ -20,6 +20,7 @@ bool refused(const std::string& text, std::initializer_list<std::string_view> pa
          throws_error([&] { read(text); }, parts, ErrorCode::kInvalidArgument);
 }
 const GqaSpec& attention(const ModelSpec& spec) { return std::get<GqaSpec>(spec.layers.back().attention); }
+const MlaSpec& latent(const ModelSpec& spec) { return std::get<MlaSpec>(spec.layers.back().attention); }
 
 TEST(FamilyConfig, SpellingsOfOneFieldMustAgree) {
   for (const char* name : {"num_experts", "num_local_experts", "n_routed_experts"})
@@ -115,7 +116,7 @@ TEST(FamilyConfig, WhatIsNotDoneIsRefused) {
   EXPECT_NO_THROW(read(qwen(R"("sliding_window": 4096, "use_sliding_window": false)")));
   EXPECT_NO_THROW(read(qwen(R"("sliding_window": 4096, "layer_types": ["full_attention", "full_attention"])")));
   EXPECT_TRUE(refused(qwen(R"("sliding_window": 4096, "layer_types": ["sliding_attention"])"), {"sliding_window"}));
-  EXPECT_TRUE(refused(qwen(R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0})"), {"\"yarn\""}));
+  EXPECT_TRUE(refused(qwen(R"("rope_scaling": {"rope_type": "longrope", "factor": 4.0})"), {"\"longrope\""}));
   EXPECT_TRUE(refused(qwen(R"("norm_topk_prob": true, "num_experts_per_tok": 1)"), {"num_experts_per_tok 1"}));
   EXPECT_TRUE(refused(qwen(R"("quantization_config": {"quant_method": "fp8"})"), {"quantization_config"}));
   EXPECT_TRUE(refused(qwen(R"("num_experts": 0)"), {"n_routed_experts is 0"}));
@@ -126,7 +127,7 @@ TEST(FamilyConfig, WhatIsNotDoneIsRefused) {
   EXPECT_TRUE(refused(R"({"model_type": "olmoe", "clip_qkv": 8.0})", {"clip_qkv"}));
   EXPECT_TRUE(refused(R"({"model_type": "glm4_moe", "head_dim": 128, "num_nextn_predict_layers": -1})",
                       {"num_nextn_predict_layers is -1"}));
-  EXPECT_TRUE(refused(R"({"model_type": "deepseek_v3"})", {"deepseek_v3", "qwen3_moe"}));
+  EXPECT_TRUE(refused(R"({"model_type": "deepseek_v4"})", {"deepseek_v4", "qwen3_moe"}));
 }
 
 // Files say the width of all shared experts together, and never how many they are.
@@ -191,7 +192,11 @@ TEST(FamilyConfig, ANewFileIsReadBackAsItWas) {
     EXPECT_EQ(a.rope.rotary, b.rope.rotary) << name;
     EXPECT_EQ(c.moe(c.num_hidden_layers - 1).routed_scaling_factor,
               again.moe(c.num_hidden_layers - 1).routed_scaling_factor);
-    EXPECT_EQ(attention(a).qk_norm, attention(b).qk_norm) << name;
+    if (c.latent_attention())
+      EXPECT_TRUE(latent(a).scale == latent(b).scale && latent(a).q_rank == latent(b).q_rank) << name;
+    else
+      EXPECT_EQ(attention(a).qk_norm, attention(b).qk_norm) << name;
+    EXPECT_EQ(c.rope_scaling, again.rope_scaling) << name;
     EXPECT_EQ(c.eos_token_id, again.eos_token_id) << name;
   }
   const Json qwen = Json::parse(ModelConfig::preset("qwen3-30b-a3b").to_json());

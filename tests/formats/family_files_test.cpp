@@ -99,6 +99,13 @@ ModelConfig wide(const Family& family) {
   c.vocab_size = 64, c.hidden_size = 64, c.num_hidden_layers = 2, c.num_attention_heads = 2;
   c.num_key_value_heads = family.model_type == "olmoe" ? 2 : 1;
   c.explicit_head_dim = 32;
+  if (c.latent_attention()) {
+    c.num_key_value_heads.reset(), c.explicit_head_dim.reset();
+    c.kv_lora_rank = 32, c.qk_nope_head_dim = 32, c.qk_rope_head_dim = 32, c.v_head_dim = 64;
+    if (c.q_lora_rank) c.q_lora_rank = 32;
+    c.n_group = c.topk_group = 1;
+    c.first_k_dense_replace = 1;
+  }
   c.moe_intermediate_size = 32, c.intermediate_size = 32;
   c.n_routed_experts = 4, c.num_experts_per_tok = 4;  // rounded scores change no choice
   if (family.model_type == "qwen3_moe") c.norm_topk_prob = true;
@@ -151,12 +158,14 @@ void write_with(const fs::path& from, const fs::path& to,
 TEST(FamilyTensors, LayersForFurtherTokensArePassedOver) {
   const testing::TempFolder dir;
   Context ctx(1);
-  write_with(kGolden / "glm4_moe", dir / "mtp", [](auto& tensors) {
-    tensors.emplace_back("model.layers.2.enorm.weight", Tensor::zeros(DType::kF32, {24}));
-    tensors.emplace_back("model.layers.2.self_attn.q_proj.weight", Tensor::zeros(DType::kF32, {32, 24}));
-  });
-  EXPECT_TRUE(test::same_bits(logits(ctx, dir / "mtp"), logits(ctx, kGolden / "glm4_moe")));
-  save_model(dir / "out", *ModelSource::open(dir / "mtp"), DType::kF32, 1 << 30);
+  for (const char* const golden : {"deepseek_v3", "kimi_k2", "glm4_moe_lite", "glm4_moe"}) {
+    write_with(kGolden / golden, dir / golden, [](auto& tensors) {
+      tensors.emplace_back("model.layers.2.enorm.weight", Tensor::zeros(DType::kF32, {24}));
+      tensors.emplace_back("model.layers.2.self_attn.q_proj.weight", Tensor::zeros(DType::kF32, {32, 24}));
+    });
+    EXPECT_TRUE(test::same_bits(logits(ctx, dir / golden), logits(ctx, kGolden / golden))) << golden;
+  }
+  save_model(dir / "out", *ModelSource::open(dir / "glm4_moe"), DType::kF32, 1 << 30);
   EXPECT_EQ(ModelConfig::load(dir / "out").num_nextn_predict_layers, 0) << "what is not written is not promised";
   // Of a family that has none, and two layers behind the last, they are unexpected.
   write_with(kGolden / "qwen3_moe", dir / "qwen",

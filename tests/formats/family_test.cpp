@@ -216,8 +216,9 @@ TEST(Families, HaveANameForEveryRole) {
   for (const Parameter& p : parameter_list(c)) roles.insert(p.role);
   for (const Family* const family : all_families()) {
     ModelConfig other = family->default_config();
-    other.num_hidden_layers = 2, other.attention_bias = true, other.explicit_head_dim = 128;
-    if (!other.n_routed_experts) other.n_routed_experts = 8, other.num_experts_per_tok = 2;
+    other.num_hidden_layers = 2, other.explicit_head_dim = 128, other.attention_bias = !other.latent_attention();
+    if (!other.n_routed_experts) other.n_routed_experts = 8;
+    if (!other.num_experts_per_tok) other.num_experts_per_tok = 2;
     for (const Parameter& p : parameter_list(other)) {  // a role without a name is an error
       roles.insert(p.role);
       EXPECT_EQ(family->spellings(p.role, p.layer, p.expert).front(), p.name);

@@ -141,7 +141,7 @@ TEST(ModelConfig, RefusesMoeThatCannotWork) {
 }
 
 TEST(ModelConfig, RefusesWhatIsNotSupported) {
-  EXPECT_TRUE(refused([](ModelConfig& c) { c.model_type = "deepseek_v3"; }, {"model_type", "deepseek_v3", "\"deepseek\""}));
+  EXPECT_TRUE(refused([](ModelConfig& c) { c.model_type = "deepseek_v4"; }, {"model_type", "deepseek_v4", "\"deepseek\""}));
   EXPECT_FALSE(refused([](ModelConfig& c) { c.scoring_func = "sigmoid"; }, {}));
   EXPECT_TRUE(refused([](ModelConfig& c) { c.hidden_act = "gelu"; }, {"hidden_act", "gelu", "silu"}));
   EXPECT_TRUE(refused([](ModelConfig& c) { c.pretraining_tp = 2; }, {"pretraining_tp is 2", "MoE"}));

@@ -28,6 +28,18 @@ TEST(Plan, CountsThe16BModelExactly) {
   EXPECT_EQ(n.total, n.embedding + n.attention + n.dense_mlp + n.moe() + n.norm + n.head);
 }
 
+// Bytes per token in bf16: 576 numbers of a layer.
+TEST(Plan, ALatentIsCached) {
+  const auto bytes = [](const char* preset) { return inference_memory(ModelConfig::preset(preset), 1000).kv_per_token; };
+  EXPECT_EQ(bytes("deepseek-v2-lite"), 31'104);
+  EXPECT_EQ(bytes("deepseek-v2"), 69'120);
+  EXPECT_EQ(bytes("deepseek-v3"), 70'272);
+  EXPECT_EQ(bytes("glm-4.7-flash"), 54'144);
+  // Scores over 576 numbers and a sum of 512 for every head and layer and each token more.
+  const ModelConfig c = ModelConfig::preset("deepseek-v2-lite");
+  EXPECT_EQ(forward_flops(c, 1001) - forward_flops(c, 1000), Index{27} * 16 * (576 + 512) * 2);
+}
+
 TEST(Plan, GivesThePapersTotals) {
   const auto count = [](const char* preset) { return count_parameters(ModelConfig::preset(preset)); };
   EXPECT_EQ(billions(count("paper-2b").total), "2.0");
@@ -38,10 +50,12 @@ TEST(Plan, GivesThePapersTotals) {
   EXPECT_EQ(billions(count("paper-145b").activated), "22.2");
   // The published sizes of other families' releases.
   const std::tuple<const char*, const char*, const char*> released[] = {
-      {"qwen3-30b-a3b", "30.5", "3.4"},   {"qwen3-235b-a22b", "235.1", "22.2"}, {"glm-4.5-air", "106.9", "13.4"},
-      {"glm-4.5", "352.8", "33.6"},       {"olmoe-1b-7b", "6.9", "1.3"},        {"mixtral-8x7b", "46.7", "12.9"},
-      {"mixtral-8x22b", "140.6", "39.2"}, {"ernie-4.5-21b-a3b", "21.8", "3.4"}, {"minimax-m2", "228.7", "11.0"},
-      {"dots.llm1", "142.8", "14.0"},     {"qwen1.5-moe-a2.7b", "14.3", "2.7"}, {"qwen2-57b-a14b", "57.4", "14.2"}};
+      {"qwen3-30b-a3b", "30.5", "3.4"},     {"qwen3-235b-a22b", "235.1", "22.2"}, {"glm-4.5-air", "106.9", "13.4"},
+      {"glm-4.5", "352.8", "33.6"},         {"olmoe-1b-7b", "6.9", "1.3"},        {"mixtral-8x7b", "46.7", "12.9"},
+      {"mixtral-8x22b", "140.6", "39.2"},   {"ernie-4.5-21b-a3b", "21.8", "3.4"}, {"minimax-m2", "228.7", "11.0"},
+      {"dots.llm1", "142.8", "14.0"},       {"qwen1.5-moe-a2.7b", "14.3", "2.7"}, {"qwen2-57b-a14b", "57.4", "14.2"},
+      {"deepseek-v2-lite", "15.7", "2.7"},  {"deepseek-v2", "235.7", "21.4"},     {"deepseek-v3", "671.0", "37.6"},
+      {"moonlight-16b-a3b", "16.0", "2.9"}, {"kimi-k2", "1026.4", "32.9"},        {"glm-4.7-flash", "29.9", "3.9"}};
   for (const auto& [name, total, activated] : released) {
     EXPECT_EQ(billions(count(name).total), total) << name;
     EXPECT_EQ(billions(count(name).activated), activated) << name;

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "support/expect_error.h"
 #include "support/random_tensor.h"
@@ -50,6 +52,44 @@ TEST(OpsRope, AnglesFollowTheFormulas) {
   const ops::Rope dynamic(8, kTheta, {RopeScalingType::kDynamic, 2.0}, 8);
   expect_angles(dynamic, 8, kTheta, 1);
   expect_angles(dynamic, 21, kTheta * std::pow(2.0 * 21 / 8 - 1, 8.0 / 6), 1);
+}
+
+// Frequencies that transformers gives for DeepSeek-V3's and Kimi-K2's, which know where the ramp begins and ends: pairs 10
+// to 23 of 32, and the one pair 19 to 20.
+TEST(OpsRope, YarnDividesSlowPairs) {
+  RopeScaling yarn{.type = RopeScalingType::kYarn, .factor = 40, .original_max_positions = 4096, .mscale = 1,
+                   .mscale_all_dim = 1};
+  const auto ratio = [&](const std::vector<float>& f, double theta, Index i) {
+    return static_cast<double>(f[static_cast<std::size_t>(i)]) * std::pow(theta, static_cast<double>(i) / 32);
+  };
+  const std::vector<float> v3 = ops::Rope(64, kTheta, yarn, 163840).frequencies(0);
+  for (Index i = 0; i < 32; ++i) {
+    const double ramp = std::clamp(static_cast<double>(i - 10) / 13, 0.0, 1.0);
+    EXPECT_NEAR(ratio(v3, kTheta, i), 1 - ramp + ramp / 40, 2e-6) << i;
+  }
+  yarn.factor = 32, yarn.beta_fast = 1;
+  const std::vector<float> k2 = ops::Rope(64, 5e4, yarn, 131072).frequencies(0);
+  for (Index i = 0; i < 32; ++i) EXPECT_NEAR(ratio(k2, 5e4, i), i < 20 ? 1 : 1.0 / 32, 2e-6) << i;
+  EXPECT_EQ(ops::Rope(64, 5e4, yarn, 131072).angle_factor(), 1);
+  // Both betas on one whole pair: the ramp is as steep as can be, and nothing is divided by zero.
+  yarn.beta_fast = yarn.beta_slow = 4096 / (2 * std::numbers::pi);
+  for (const float f : ops::Rope(64, kTheta, yarn, 4096).frequencies(0)) EXPECT_TRUE(std::isfinite(f));
+  EXPECT_TRUE(testing::throws_error([&] { ops::Rope(64, 1.0, yarn, 4096); }, {"YaRN", "theta 1"}));
+}
+
+// Cosines and sines of the pairs that turn are scaled; the rest of a head stays what it is.
+TEST(OpsRope, YarnScalesTheTurnedPartAlone) {
+  const RopeScaling yarn{.type = RopeScalingType::kYarn, .factor = 4, .original_max_positions = 16};
+  const auto factor = static_cast<float>(0.1 * std::log(4.0) + 1);
+  for (const Backend backend : {Backend::kCpu, Backend::kRef}) {
+    Context ctx(2, backend);
+    const ops::Slice slice{.rows = 3, .first_position = 5};
+    const ops::RopeAngles a = ops::rope_angles(ctx, ops::Rope(8, kTheta, yarn, 64, 4), {&slice, 1});
+    for (Index i = 0; i < 4; ++i) {
+      const double c = a.cos.data<float>()[i], s = a.sin.data<float>()[i];
+      EXPECT_NEAR(c * c + s * s, i < 2 ? factor * factor : 1, 1e-6) << i;
+    }
+  }
 }
 
 // Sequences at different positions, some as those before them, some opened for more positions than a model with dynamic

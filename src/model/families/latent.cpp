@@ -8,6 +8,14 @@ namespace dsmoe {
 
 namespace {
 
+constexpr RoleName kNames[] = {
+    {"attention.q_a.weight", "model.layers.{layer}.self_attn.q_a_proj.weight"},
+    {"attention.q_a_norm.weight", "model.layers.{layer}.self_attn.q_a_layernorm.weight"},
+    {"attention.q_b.weight", "model.layers.{layer}.self_attn.q_b_proj.weight"},
+    {"attention.kv_a.weight", "model.layers.{layer}.self_attn.kv_a_proj_with_mqa.weight"},
+    {"attention.kv_a_norm.weight", "model.layers.{layer}.self_attn.kv_a_layernorm.weight"},
+    {"attention.kv_b.weight", "model.layers.{layer}.self_attn.kv_b_proj.weight"},
+};
 constexpr FieldName kFields[] = {
     {"n_routed_experts", "n_routed_experts"},
     {"n_routed_experts", "num_local_experts"},
@@ -27,20 +35,16 @@ constexpr double kLatentNormEps = 1e-6;
 
 }  // namespace
 
+const std::span<const RoleName> kLatentNames = kNames;
 const std::span<const FieldName> kLatentFields = kFields;
 
-// transformers writes the turned part as head_dim, which is nothing that attention could be computed with.
-void finish_latent(ModelConfig& c) {
-  if (c.explicit_head_dim == c.qk_rope_head_dim || c.explicit_head_dim == c.head_dim()) c.explicit_head_dim.reset();
-}
+// transformers writes the turned part as head_dim; nobody reads it.
+void finish_latent(ModelConfig& c) { c.explicit_head_dim.reset(); }
 
 void check_latent(const ModelConfig& c) {
   check_family(c);
   if (!c.latent_attention())
     fail(ErrorCode::kUnsupported, "kv_lora_rank is missing; models of model_type \"{}\" have latent attention", c.model_type);
-  if (c.explicit_head_dim)
-    fail(ErrorCode::kUnsupported, "head_dim is {}; with latent attention it can only say qk_rope_head_dim {} again",
-         *c.explicit_head_dim, c.qk_rope_head_dim);
   if (c.kv_heads() != c.num_attention_heads)
     fail(ErrorCode::kUnsupported, "num_key_value_heads is {}; latent attention has as many as heads, {}", c.kv_heads(),
          c.num_attention_heads);

@@ -72,15 +72,15 @@ CASES = {
                                           rope_parameters=THETA), False),
     "qwen3_moe_yarn": ("Qwen3Moe", dict(head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=10,
                                         intermediate_size=12, norm_topk_prob=True, rope_parameters=YARN), False),
-    # Lite: queries of the token itself. The sharpening of scores, and cosines that are scaled besides.
+    # Lite: queries of the token itself, and sharper scores.
     "deepseek_v2_lite": ("DeepseekV2", {**LATENT, "q_lora_rank": None, "n_routed_experts": 6, "n_shared_experts": 2,
                                         "num_experts_per_tok": 3,
-                                        "rope_parameters": {**YARN, "mscale": 0.5, "mscale_all_dim": 0.707}}, False),
-    # The large one: experts from the best groups, and weights that are scaled.
-    "deepseek_v2": ("DeepseekV2", {**LATENT, "n_routed_experts": 6, "n_shared_experts": 1, "num_experts_per_tok": 3,
+                                        "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}}, False),
+    # The large one: experts from the best groups, weights that are scaled, and cosines that are scaled.
+    "deepseek_v2_stacked": ("DeepseekV2", {**LATENT, "n_routed_experts": 6, "n_shared_experts": 1, "num_experts_per_tok": 3,
                                    "topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2,
                                    "routed_scaling_factor": 4.0,
-                                   "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}}, True),
+                                   "rope_parameters": {**YARN, "mscale": 0.5, "mscale_all_dim": 0.707}}, True),
     "deepseek_v3": ("DeepseekV3", {**LATENT, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 3,
                                    "n_group": 4, "topk_group": 2,
                                    "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}, False),
