@@ -162,13 +162,34 @@ void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& 
   }
 }
 
+namespace {
+
+// Where few queries share one head of keys, as in decoding with latent attention, threads take some of the heads each.
+std::vector<Blocking> cut_for_threads(const Context& ctx, const AttentionShape& s, const Slices& slices) {
+  constexpr Index kFewestHeads = 4;  // keys are read once for each part
+  std::vector<Blocking> cuts = cut(s, slices);
+  Index tasks = 0;
+  for (const Blocking& c : cuts) tasks += few_rows(kernels(), s, c) ? 0 : s.kv_heads * c.blocks();
+  const Index wanted = ctx.threads() > 1 ? 2 * ctx.threads() : 1, most = std::max<Index>(1, s.heads / s.kv_heads / kFewestHeads);
+  const Index parts = tasks > 0 ? std::clamp<Index>(wanted / tasks, 1, most) : 1;
+  if (parts == 1) return cuts;
+  std::vector<Blocking> out;
+  for (const Blocking& c : cuts) {
+    const Index of = few_rows(kernels(), s, c) ? 1 : parts;
+    for (Index part = 0; part < of; ++part) out.emplace_back(s, c.slice, part, of);
+  }
+  return out;
+}
+
+}  // namespace
+
 void attention(Context& ctx, const AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v,
                const Slices& slices, Tensor& out, Tensor* lse) {
-  const std::vector<Blocking> cuts = cut(s, slices);
+  const std::vector<Blocking> cuts = cut_for_threads(ctx, s, slices);
   std::vector<Block> few, many;
   for (const Blocking& slice : cuts) {
     // The last block first: it has the most keys, and the short ones at the end leave no thread waiting for long.
-    std::vector<Block>& list = few_rows(kernels(), s, slice) ? few : many;
+    std::vector<Block>& list = few_rows(kernels(), s, slice) && slice.group == slice.all ? few : many;
     for (Index block = slice.blocks(); block-- > 0;) list.push_back({&slice, block});
   }
   float* const log_sums = lse ? lse->data<float>() : nullptr;

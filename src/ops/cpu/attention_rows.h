@@ -20,15 +20,17 @@ inline constexpr Index kTile = kAttentionTile;
 inline constexpr Index kBlockRows = 128;
 
 // How the queries of one slice are cut into blocks: queries that are worked on together, with all heads that share their
-// keys and values. Blocks begin at positions that are multiples of `size`, which divides kTile: so a block's keys end in
-// the tile of its last query, and every query sees keys of every tile up to that one.
+// keys and values, or part of these heads. Blocks begin at positions that are multiples of `size`, which divides kTile: so
+// a block's keys end in the tile of its last query, and every query sees keys of every tile up to that one.
 struct Blocking {
   Slice slice;
-  Index group, size;
+  Index all, first_head, group, size;  // heads that share keys and values; of these, the ones that are worked on
 
-  Blocking(const AttentionShape& s, const Slice& of)
+  Blocking(const AttentionShape& s, const Slice& of, Index part = 0, Index parts = 1)
       : slice(of),
-        group(s.heads / s.kv_heads),
+        all(s.heads / s.kv_heads),
+        first_head(all * part / parts),
+        group(all * (part + 1) / parts - first_head),
         size(static_cast<Index>(std::bit_floor(static_cast<std::uint64_t>(std::max<Index>(1, kBlockRows / group))))) {}
 
   Index first_block() const { return slice.first_position / size; }
@@ -36,14 +38,14 @@ struct Blocking {
   Index most_rows() const { return std::min(size, slice.rows) * group; }
 };
 
-// The rows of one block of one key/value head: row r is query first + r / group of the batch, head kv_head * group + r %
-// group.
+// The rows of one block of one key/value head: row r is query first + r / group of the batch, head first_head + r % group.
 struct Rows {
-  Index kv_head, group, position, queries, first;
+  Index kv_head, first_head, group, position, queries, first;
   const Index* tile_row;  // where each tile begins in k and v
 
   Rows(const Blocking& b, Index head, Index block)
       : kv_head(head),
+        first_head(head * b.all + b.first_head),
         group(b.group),
         position(std::max(b.slice.first_position, (b.first_block() + block) * b.size)),
         queries(std::min(b.slice.length(), (b.first_block() + block + 1) * b.size) - position),
@@ -52,7 +54,7 @@ struct Rows {
 
   Index count() const { return queries * group; }
   Index query(Index row) const { return first + row / group; }
-  Index head(Index row) const { return kv_head * group + row % group; }
+  Index head(Index row) const { return first_head + row % group; }
   // Where a row begins in [T, H * head_dim].
   Index offset(Index row, const AttentionShape& s) const { return (query(row) * s.heads + head(row)) * s.head_dim; }
   // Where a tile begins in the keys or values of the head.

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kThreads = 128, kTile = kThreads;
 constexpr int kMostRows = 8,
-              kWideHead = 512;  // with 8 rows a block of heads of 512 has 32 KiB of operands in shared memory
+              kWideHead = 576;  // with 8 rows a block of heads of 576 has 36 KiB of operands in shared memory
 
 __host__ __device__ constexpr int padded(int dim) { return (dim + 3) / 4 * 4; }
 

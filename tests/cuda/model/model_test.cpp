@@ -15,15 +15,22 @@ namespace {
 
 using Ids = std::vector<std::int32_t>;
 
+// latent: of latent attention, with queries that are made of so many numbers (0: of the token).
 struct Kind {
   const char* name;
   Index heads, kv_heads, head_dim;
   DType dtype;
   DType cache;
+  std::optional<Index> latent = {};
 };
 
 ModelConfig config_of(const Kind& k) {
-  ModelConfig c;
+  ModelConfig c = k.latent ? family_of("deepseek_v3").default_config() : ModelConfig();
+  if (k.latent) {
+    c.kv_lora_rank = 96, c.qk_nope_head_dim = 40, c.qk_rope_head_dim = 32, c.v_head_dim = 48, c.n_group = c.topk_group = 1;
+    c.q_lora_rank.reset();
+    if (*k.latent > 0) c.q_lora_rank = k.latent;
+  }
   c.vocab_size = 523, c.hidden_size = k.heads * k.head_dim, c.intermediate_size = 320, c.moe_intermediate_size = 96;
   c.num_hidden_layers = 3, c.num_attention_heads = k.heads, c.num_key_value_heads = k.kv_heads;
   c.first_k_dense_replace = 1, c.n_routed_experts = 16, c.num_experts_per_tok = 4, c.n_shared_experts = 2;
@@ -66,7 +73,9 @@ constexpr Kind kKinds[] = {
     {"odd 40", 4, 1, 40, DType::kBF16, DType::kBF16},        {"f32", 4, 2, 32, DType::kF32, DType::kF32},
     {"q8_0 128", 2, 2, 128, DType::kBF16, DType::kQ8_0},     {"q8_0 64", 4, 2, 64, DType::kBF16, DType::kQ8_0},
     {"q8_0 32, f32", 4, 2, 32, DType::kF32, DType::kQ8_0},   {"bf16, f32 cache", 4, 2, 32, DType::kBF16, DType::kF32},
-    {"f32, bf16 cache", 4, 2, 40, DType::kF32, DType::kBF16}};
+    {"f32, bf16 cache", 4, 2, 40, DType::kF32, DType::kBF16},
+    {"latent", 4, 4, 32, DType::kBF16, DType::kBF16, 48},    {"latent, f32", 4, 4, 32, DType::kF32, DType::kF32, 0},
+    {"latent, q8_0", 4, 4, 32, DType::kBF16, DType::kQ8_0, 0}};
 
 TEST_F(CudaModel, LogitsAreTheCpus) {
   Draw draw(1);
