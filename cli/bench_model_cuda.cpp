@@ -15,6 +15,7 @@
 #include "core/device.h"
 #include "core/fail.h"
 #include "formats/gguf_types.h"
+#include "model/modules.h"
 #include "ops/cuda/device.h"
 
 namespace dsmoe::cli {
