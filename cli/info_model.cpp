@@ -29,8 +29,8 @@ void describe_attention(const GqaSpec& a, Json& needs) {
 }
 
 void describe_attention(const MlaSpec& a, Json& needs) {
-  needs.push_back(fmt::format("latent attention (MLA) of {} heads, with {} numbers per token and layer in the cache", a.heads,
-                              a.cached()));
+  needs.push_back(fmt::format("latent attention (MLA) of {} heads, with {} numbers per token and layer in the cache",
+                              a.heads, a.cached()));
   if (a.q_rank > 0) needs.push_back(fmt::format("queries made of {} numbers", a.q_rank));
 }
 

@@ -10,10 +10,17 @@ namespace {
 
 using Json = json_read::OrderedJson;
 
-constexpr std::string_view kOfOtherFamilies[] = {"use_qk_norm", "partial_rotary_factor", "rotary_dim",
-                                                 "shared_expert_intermediate_size", "num_nextn_predict_layers",
-                                                 "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
-                                                 "v_head_dim", "rope_interleave"};
+constexpr std::string_view kOfOtherFamilies[] = {"use_qk_norm",
+                                                 "partial_rotary_factor",
+                                                 "rotary_dim",
+                                                 "shared_expert_intermediate_size",
+                                                 "num_nextn_predict_layers",
+                                                 "kv_lora_rank",
+                                                 "q_lora_rank",
+                                                 "qk_nope_head_dim",
+                                                 "qk_rope_head_dim",
+                                                 "v_head_dim",
+                                                 "rope_interleave"};
 
 }  // namespace
 

@@ -104,7 +104,7 @@ class RowConverter {
 
 void write_parameter(RowConverter& converter, Output& out, const GgufTensor& t, const io::TensorSpec& spec,
                      const Tensor& parameter) {
-  const Tensor tensor = !t.latent ? parameter
+  const Tensor tensor = !t.latent       ? parameter
                         : t.is_second() ? latent_values(parameter, *t.latent)
                                         : latent_keys(parameter, *t.latent);
   if (!t.order.changes() && tensor.dtype() == spec.dtype)

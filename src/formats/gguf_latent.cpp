@@ -60,7 +60,7 @@ Tensor latent_keys(const Tensor& kv_b, const LatentTensors& l) {
   Tensor to(from.dtype(), {l.heads * l.rank, l.nope});
   const LatentPlaces at{l};
   move_numbers(from, to, l.heads, l.nope, l.rank,
-       [&](Index h, Index r, Index c) { return std::pair(at.whole(h, r, c), at.keys(h, r, c)); });
+               [&](Index h, Index r, Index c) { return std::pair(at.whole(h, r, c), at.keys(h, r, c)); });
   return to;
 }
 
@@ -69,7 +69,7 @@ Tensor latent_values(const Tensor& kv_b, const LatentTensors& l) {
   Tensor to(from.dtype(), {l.heads * l.value, l.rank});
   const LatentPlaces at{l};
   move_numbers(from, to, l.heads, l.value, l.rank,
-       [&](Index h, Index r, Index c) { return std::pair(at.whole(h, l.nope + r, c), at.values(h, r, c)); });
+               [&](Index h, Index r, Index c) { return std::pair(at.whole(h, l.nope + r, c), at.values(h, r, c)); });
   return to;
 }
 
@@ -81,9 +81,9 @@ Tensor read_latent(const io::GgufFile& file, const LatentTensors& l) {
   Tensor out(keys.dtype(), shape);
   const LatentPlaces at{l};
   move_numbers(keys, out, l.heads, l.nope, l.rank,
-       [&](Index h, Index r, Index c) { return std::pair(at.keys(h, r, c), at.whole(h, r, c)); });
+               [&](Index h, Index r, Index c) { return std::pair(at.keys(h, r, c), at.whole(h, r, c)); });
   move_numbers(values, out, l.heads, l.value, l.rank,
-       [&](Index h, Index r, Index c) { return std::pair(at.values(h, r, c), at.whole(h, l.nope + r, c)); });
+               [&](Index h, Index r, Index c) { return std::pair(at.values(h, r, c), at.whole(h, l.nope + r, c)); });
   return out;
 }
 

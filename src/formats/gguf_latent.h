@@ -1,6 +1,6 @@
-// kv_b, the second projection of latent attention: per head rows for keys, then rows for values, [H * (nope + value), rank].
-// GGUF files have it as two tensors, the keys' turned round, so that it takes queries to the latent; older files have it
-// whole.
+// kv_b, the second projection of latent attention: per head rows for keys, then rows for values, [H * (nope + value),
+// rank]. GGUF files have it as two tensors, the keys' turned round, so that it takes queries to the latent; older files
+// have it whole.
 #pragma once
 
 #include <string>

@@ -13,13 +13,13 @@ using io::GgufValue;
 constexpr double kLogMultiplier = 0.1;
 
 constexpr std::string_view kLatentKeys[] = {"attention.q_lora_rank",
-                                      "attention.kv_lora_rank",
-                                      "attention.key_length_mla",
-                                      "attention.value_length_mla",
-                                      "rope.scaling.original_context_length",
-                                      "rope.scaling.yarn_log_multiplier",
-                                      "rope.scaling.yarn_beta_fast",
-                                      "rope.scaling.yarn_beta_slow"};
+                                            "attention.kv_lora_rank",
+                                            "attention.key_length_mla",
+                                            "attention.value_length_mla",
+                                            "rope.scaling.original_context_length",
+                                            "rope.scaling.yarn_log_multiplier",
+                                            "rope.scaling.yarn_beta_fast",
+                                            "rope.scaling.yarn_beta_slow"};
 
 class LatentWriter {
  public:

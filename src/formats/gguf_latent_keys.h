@@ -1,5 +1,5 @@
-// The keys of latent attention (MLA) and of YaRN in a GGUF file. Its readers see one head of keys and values as wide as what
-// is cached of a token; the sizes of real heads have keys of their own.
+// The keys of latent attention (MLA) and of YaRN in a GGUF file. Its readers see one head of keys and values as wide as
+// what is cached of a token; the sizes of real heads have keys of their own.
 #pragma once
 
 #include <span>

@@ -26,8 +26,7 @@ std::vector<GgufTensor> gguf_layout(const ModelConfig& config, const std::vector
     if (layer >= 0) t.name = fmt::format("blk.{}.{}", layer, t.name);
     if (first.expert >= 0) t.shape = {static_cast<Index>(t.parameters.size()), first.shape[0], first.shape[1]};
     if (name.role == "attention.kv_b.weight") {
-      t.latent =
-          LatentTensors::of(std::get<MlaSpec>(spec.layers[static_cast<std::size_t>(layer)].attention), layer);
+      t.latent = LatentTensors::of(std::get<MlaSpec>(spec.layers[static_cast<std::size_t>(layer)].attention), layer);
       t.shape = t.is_second() ? t.latent->values_shape() : t.latent->keys_shape();
     }
     list.push_back(std::move(t));

@@ -20,8 +20,8 @@ struct GgufTensor {
   Shape shape;
   ParameterTraits traits;
   Index layer;
-  std::vector<std::size_t> parameters;  // their numbers in the list, in the order of their rows
-  RowOrder order = {};                  // of rows in the file
+  std::vector<std::size_t> parameters;       // their numbers in the list, in the order of their rows
+  RowOrder order = {};                       // of rows in the file
   std::optional<LatentTensors> latent = {};  // of kv_b, which is in two of the list
 
   // The second tensor of a parameter, which is read with the first.

@@ -40,9 +40,10 @@ void check_latent_sizes(const ModelConfig& c) {
   require(c.qk_rope_head_dim % 2 == 0, "qk_rope_head_dim is {}, but rotary embedding turns pairs, so it must be even",
           c.qk_rope_head_dim);
   const __int128 widest = static_cast<__int128>(*c.kv_lora_rank) + c.qk_rope_head_dim + c.qk_nope_head_dim + c.v_head_dim;
-  require(c.num_attention_heads * widest <= kMaxSize,
-          "num_attention_heads {} times kv_lora_rank {} and the sizes of a head is more than the largest supported width {}",
-          c.num_attention_heads, *c.kv_lora_rank, kMaxSize);
+  require(
+      c.num_attention_heads * widest <= kMaxSize,
+      "num_attention_heads {} times kv_lora_rank {} and the sizes of a head is more than the largest supported width {}",
+      c.num_attention_heads, *c.kv_lora_rank, kMaxSize);
 }
 
 void check_attention(const ModelConfig& c) {
@@ -173,12 +174,12 @@ void check_total(const ModelConfig& c) {
           c.num_hidden_layers, c.routed_experts(), kMaxTensors);
   const __int128 d = c.hidden_size;
   const __int128 heads = c.num_attention_heads, rank = c.kv_lora_rank.value_or(0), from = c.q_lora_rank.value_or(0);
-  const __int128 attention = c.latent_attention()
-                                 ? (from + rank + heads * c.v_head_dim) * d +
-                                       heads * ((from > 0 ? from : d) * c.head_dim() +
-                                                rank * (c.qk_nope_head_dim + c.v_head_dim)) +
-                                       d * c.qk_rope_head_dim
-                                 : 2 * d * (heads + c.kv_heads()) * c.head_dim();
+  const __int128 attention =
+      c.latent_attention()
+          ? (from + rank + heads * c.v_head_dim) * d +
+                heads * ((from > 0 ? from : d) * c.head_dim() + rank * (c.qk_nope_head_dim + c.v_head_dim)) +
+                d * c.qk_rope_head_dim
+          : 2 * d * (heads + c.kv_heads()) * c.head_dim();
   const __int128 dense = 3 * d * c.intermediate_size;
   const __int128 moe =
       c.n_routed_experts ? 3 * d * c.moe_intermediate_size * (experts + c.shared_experts()) + d * experts : 0;

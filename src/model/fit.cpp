@@ -32,9 +32,8 @@ Index tokens_in(const ModelConfig& config, DType dtype, std::uint64_t bytes) {
 
 bool takes_blocks(const ModelConfig& config) {
   const ModelSpec spec = spec_of(config);
-  return std::all_of(spec.layers.begin(), spec.layers.end(), [](const LayerSpec& layer) {
-    return kv_layout(layer).head % block_of(DType::kQ8_0).numbers == 0;
-  });
+  return std::all_of(spec.layers.begin(), spec.layers.end(),
+                     [](const LayerSpec& layer) { return kv_layout(layer).head % block_of(DType::kQ8_0).numbers == 0; });
 }
 
 }  // namespace

@@ -136,8 +136,7 @@ void register_parameters(const MlaSpec& s, Index width, ParameterRegistry& r) {
   r.add("attention.kv_a_norm.weight", {s.kv_rank}, kNorm, [](LayerTensors& l) -> Tensor& { return l.kv_a_norm; });
   r.add("attention.kv_b.weight", {s.heads * (s.nope + s.value), s.kv_rank}, dense,
         [](LayerTensors& l) -> Tensor& { return l.kv_b.weight; });
-  r.add("attention.o.weight", {width, s.heads * s.value}, kWeight,
-        [](LayerTensors& l) -> Tensor& { return l.o.weight; });
+  r.add("attention.o.weight", {width, s.heads * s.value}, kWeight, [](LayerTensors& l) -> Tensor& { return l.o.weight; });
 }
 
 KvLayout kv_layout(const MlaSpec& s) { return {.k_width = s.cached(), .v_width = 0, .head = s.cached()}; }

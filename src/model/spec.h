@@ -35,13 +35,13 @@ struct GqaSpec {
 // Multi-head latent attention (MLA): keys and values of all heads are made of one latent per token, and keys have a part
 // more that all heads share and that rotary positions turn. A head's query is [nope | rope], its key the same.
 struct MlaSpec {
-  Index heads = 0;     // H
-  Index q_rank = 0;    // numbers that queries are made of; 0: the token itself
-  Index kv_rank = 0;   // of the latent
-  Index nope = 0;      // of a head's query and key, which positions do not turn
-  Index rope = 0;      // which they do
-  Index value = 0;     // of a head's value
-  double scale = 0;    // of the scores
+  Index heads = 0;      // H
+  Index q_rank = 0;     // numbers that queries are made of; 0: the token itself
+  Index kv_rank = 0;    // of the latent
+  Index nope = 0;       // of a head's query and key, which positions do not turn
+  Index rope = 0;       // which they do
+  Index value = 0;      // of a head's value
+  double scale = 0;     // of the scores
   double norm_eps = 0;  // of the norms of the latent and of what queries are made of
 
   Index query() const { return nope + rope; }

@@ -69,8 +69,7 @@ void head_linear_backward_weight(Context& ctx, const HeadNumbers& dy, const Head
   check_product("head_linear_backward_weight", dy, x, dw);
   check_weight("head_linear_backward_weight", dw, DType::kF32);
   on_backend(
-      ctx, [&] { ref::head_linear_backward_weight(dy, x, dw); },
-      [&] { cpu::head_linear_backward_weight(ctx, dy, x, dw); },
+      ctx, [&] { ref::head_linear_backward_weight(dy, x, dw); }, [&] { cpu::head_linear_backward_weight(ctx, dy, x, dw); },
       [&] { cuda::head_linear_backward_weight(ctx, dy, x, dw); });
 }
 

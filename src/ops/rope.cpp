@@ -43,8 +43,8 @@ std::vector<float> Rope::yarn_frequencies() const {
   std::vector<float> out = frequencies_of(theta_);
   for (Index i = 0; i < rotary_ / 2; ++i) {
     float& frequency = out[static_cast<std::size_t>(i)];
-    const float power = static_cast<float>(
-        std::pow(theta_, static_cast<double>(static_cast<float>(static_cast<double>(2 * i) / dim))));
+    const float power =
+        static_cast<float>(std::pow(theta_, static_cast<double>(static_cast<float>(static_cast<double>(2 * i) / dim))));
     const float stretched = 1.0f / (static_cast<float>(scaling_.factor) * power);
     const float ramp =
         std::clamp((static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low), 0.0f, 1.0f);

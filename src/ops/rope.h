@@ -14,8 +14,8 @@
 namespace dsmoe::ops {
 
 // How a model turns. Linear scaling divides positions by the factor. Dynamic scaling stretches theta for a sequence that
-// is opened for more than max_position_embeddings positions, by their number (docs/design/dynamic-rope.md). YaRN divides the
-// frequencies of slow pairs, whatever the length, and multiplies cosines and sines with a factor.
+// is opened for more than max_position_embeddings positions, by their number (docs/design/dynamic-rope.md). YaRN divides
+// the frequencies of slow pairs, whatever the length, and multiplies cosines and sines with a factor.
 class Rope {
  public:
   // rotary: numbers of a head that are turned, 0 for all: pairs from rotary / 2 on have frequency 0 and stay as they are.

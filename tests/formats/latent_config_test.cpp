@@ -63,8 +63,7 @@ TEST(LatentConfig, GroupsAreScoredByTheBestWithoutABias) {
 
 // transformers writes head_dim = qk_rope_head_dim, and num_local_experts or num_experts besides.
 TEST(LatentConfig, HeadDimIsNotTheHead) {
-  const ModelConfig c =
-      read_config(of("deepseek_v3", R"(, "head_dim": 64, "qk_head_dim": 192, "num_local_experts": 256)"));
+  const ModelConfig c = read_config(of("deepseek_v3", R"(, "head_dim": 64, "qk_head_dim": 192, "num_local_experts": 256)"));
   EXPECT_EQ(c.head_dim(), 192);
   EXPECT_EQ(c.rotary_width(), 64);
   EXPECT_EQ(spec_of(c).rope.head_dim, 64);
@@ -105,7 +104,8 @@ TEST(LatentConfig, YarnIsWrittenAsItWasRead) {
   c.rope_scaling.beta_slow = 2, c.rope_scaling.truncate = false;
   EXPECT_EQ(read_config(c.to_json()).rope_scaling, c.rope_scaling);
   // transformers 5 has all of it in one object.
-  const ModelConfig new_words = read_config(of("deepseek_v3", R"(, "rope_parameters": {"rope_type": "yarn", "rope_theta": 5e4,
+  const ModelConfig new_words =
+      read_config(of("deepseek_v3", R"(, "rope_parameters": {"rope_type": "yarn", "rope_theta": 5e4,
     "factor": 32, "original_max_position_embeddings": 4096, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0,
     "mscale_all_dim": 1.0})"));
   EXPECT_EQ(new_words.rope_scaling, ModelConfig::preset("kimi-k2").rope_scaling);
@@ -125,15 +125,15 @@ TEST(LatentConfig, WhatIsNotDoneIsRefused) {
   EXPECT_TRUE(is_refused(of("deepseek_v3", R"(, "qk_rope_head_dim": 63)"), {"qk_rope_head_dim is 63", "even"}));
   EXPECT_TRUE(is_refused(of("deepseek_v3", R"(, "num_key_value_heads": 1)"), {"num_key_value_heads is 1"}));
   EXPECT_TRUE(is_refused(of("deepseek_v3", R"(, "kv_lora_rank": 2147483647)"), {"kv_lora_rank 2147483647"}));
-  EXPECT_TRUE(is_refused(of("glm4_moe_lite", R"(, "mlp_layer_types": ["sparse"], "num_hidden_layers": 1)"),
-                         {"mlp_layer_types"}));
+  EXPECT_TRUE(
+      is_refused(of("glm4_moe_lite", R"(, "mlp_layer_types": ["sparse"], "num_hidden_layers": 1)"), {"mlp_layer_types"}));
   // Of families that have none of it.
   EXPECT_TRUE(is_refused(R"({"model_type": "qwen3_moe", "kv_lora_rank": 512})", {"kv_lora_rank is 512", "MLA"}));
   EXPECT_TRUE(is_refused(R"({"model_type": "deepseek", "rope_scaling": {"type": "yarn", "factor": 4}})",
                          {"rope_scaling type", "yarn", "linear"}))
       << "its reference has no such scaling";
-  for (const char* wrong : {R"(, "beta_fast": 0)", R"(, "beta_slow": -1)", R"(, "mscale": -1)", R"(, "attention_factor": 0)",
-                            R"(, "short_factor": [1])", R"(, "mscale": "1")"})
+  for (const char* wrong : {R"(, "beta_fast": 0)", R"(, "beta_slow": -1)", R"(, "mscale": -1)",
+                            R"(, "attention_factor": 0)", R"(, "short_factor": [1])", R"(, "mscale": "1")"})
     EXPECT_TRUE(is_refused(of("deepseek_v3", yarn(wrong)), {"rope_scaling"})) << wrong;
   EXPECT_TRUE(is_refused(of("deepseek_v3", yarn("") + R"(, "rope_theta": 1)"), {"rope_theta over 1"}));
 }
@@ -189,7 +189,8 @@ TEST_F(LatentGguf, OlderFilesHaveTheSecondProjectionWhole) {
       for (const Parameter& p : parameter_list(c))
         if (p.role == "attention.kv_b.weight")
           tensors.emplace_back(std::string(kBlocks[p.layer]) + "attn_kv_b.weight", source->tensor(p));
-      std::erase_if(tensors, [](const auto& t) { return t.first.ends_with("_k_b.weight") || t.first.ends_with("_v_b.weight"); });
+      std::erase_if(tensors,
+                    [](const auto& t) { return t.first.ends_with("_k_b.weight") || t.first.ends_with("_v_b.weight"); });
       const auto put = [&](const char* key, Index value) {
         m.set(std::string("deepseek2.attention.") + key, io::GgufValue::u32(static_cast<std::uint32_t>(value)));
       };
@@ -200,10 +201,13 @@ TEST_F(LatentGguf, OlderFilesHaveTheSecondProjectionWhole) {
   for (const char* golden : {"deepseek_v2_lite", "deepseek_v3"}) {
     EXPECT_TRUE(as_the_folder(golden, write(golden, old(golden)))) << golden;
     // Both at once, or none, is no model.
-    EXPECT_TRUE(throws_error([&] { load_model(write(golden, [](auto&, auto& tensors) {
-                               std::erase_if(tensors, [](const auto& t) { return t.first == "blk.1.attn_v_b.weight"; });
-                             })); },
-                             {"blk.1.attn_v_b.weight"}, ErrorCode::kFormat));
+    EXPECT_TRUE(throws_error(
+        [&] {
+          load_model(write(golden, [](auto&, auto& tensors) {
+            std::erase_if(tensors, [](const auto& t) { return t.first == "blk.1.attn_v_b.weight"; });
+          }));
+        },
+        {"blk.1.attn_v_b.weight"}, ErrorCode::kFormat));
   }
 }
 
@@ -212,7 +216,8 @@ TEST_F(LatentGguf, TheFamilyFollowsFromTheScores) {
   EXPECT_EQ(ModelConfig::load(write("deepseek_v2_lite", unchanged)).model_type, "deepseek_v2");
   EXPECT_EQ(ModelConfig::load(write("deepseek_v3", unchanged)).model_type, "deepseek_v3");
   // Kimi's and GLM's say the same as DeepSeek-V3's would.
-  for (const char* golden : {"kimi_k2", "glm4_moe_lite", "moonlight"}) EXPECT_TRUE(as_the_folder(golden, write(golden, unchanged)));
+  for (const char* golden : {"kimi_k2", "glm4_moe_lite", "moonlight"})
+    EXPECT_TRUE(as_the_folder(golden, write(golden, unchanged)));
   // GLM-4.7-Flash was converted without a gating function for a while, which means softmax in any other file.
   const auto mute = [](io::GgufMetadata& m, auto&) {
     m.remove("deepseek2.expert_gating_func");
@@ -230,9 +235,8 @@ TEST_F(LatentGguf, ARankOfQueriesWithoutTheTensorsIsNone) {
 
 TEST_F(LatentGguf, HostileSizesAreRefused) {
   const auto with = [&](const char* key, std::uint32_t value) {
-    return write("deepseek_v3", [=](io::GgufMetadata& m, auto&) {
-      m.set(std::string("deepseek2.") + key, io::GgufValue::u32(value));
-    });
+    return write("deepseek_v3",
+                 [=](io::GgufMetadata& m, auto&) { m.set(std::string("deepseek2.") + key, io::GgufValue::u32(value)); });
   };
   for (const char* key : {"attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
                           "rope.dimension_count", "attention.q_lora_rank"})

@@ -116,8 +116,11 @@ TEST(OpsHeads, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refused([&] { ops::copy_heads(ctx, {x, {2, 0, 3}}, {x, half}); }, {"3 of 2 heads"}));
   EXPECT_TRUE(refused([&] { ops::head_linear(ctx, {x, half}, {w, {2, 0, 3}}, {x, {2, 0, 2}}); }, {"parts of 2 and 4"}));
   EXPECT_TRUE(refused([&] { ops::head_linear(ctx, {narrow, half}, {w, {2, 0, 3}}, {x, {2, 0, 3}}); }, {"one dtype"}));
-  EXPECT_TRUE(refused([&] { ops::head_linear(ctx, {narrow, half}, {w, {2, 0, 3}}, {narrow, {2, 0, 3}}); },
-                      {"weights are f32", "bf16"}));
+  EXPECT_TRUE(refused(
+      [&] {
+        ops::head_linear(ctx, {narrow, half}, {w, {2, 0, 3}}, {narrow, {2, 0, 3}});
+      },
+      {"weights are f32", "bf16"}));
 }
 
 }  // namespace

@@ -57,8 +57,8 @@ TEST(OpsRope, AnglesFollowTheFormulas) {
 // Frequencies that transformers gives for DeepSeek-V3's and Kimi-K2's, which know where the ramp begins and ends: pairs 10
 // to 23 of 32, and the one pair 19 to 20.
 TEST(OpsRope, YarnDividesSlowPairs) {
-  RopeScaling yarn{.type = RopeScalingType::kYarn, .factor = 40, .original_max_positions = 4096, .mscale = 1,
-                   .mscale_all_dim = 1};
+  RopeScaling yarn{
+      .type = RopeScalingType::kYarn, .factor = 40, .original_max_positions = 4096, .mscale = 1, .mscale_all_dim = 1};
   const auto ratio = [&](const std::vector<float>& f, double theta, Index i) {
     return static_cast<double>(f[static_cast<std::size_t>(i)]) * std::pow(theta, static_cast<double>(i) / 32);
   };

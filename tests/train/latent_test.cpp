@@ -71,7 +71,8 @@ TEST(LatentTrainer, KeptBytesAreThoseOfTheTensors) {
   model.forward(ctx, ForwardBatch::training(ids, 16), {}, &saved);
   std::size_t bytes = 0;
   const AttentionSaved& a = saved.blocks.front().attention;
-  for (const Tensor* t : {&a.q, &a.k, &a.v, &a.out, &a.lse, &a.q_unnormed, &a.k_unnormed, &a.q_projected}) bytes += t->bytes();
+  for (const Tensor* t : {&a.q, &a.k, &a.v, &a.out, &a.lse, &a.q_unnormed, &a.k_unnormed, &a.q_projected})
+    bytes += t->bytes();
   const MlaSpec spec = std::get<MlaSpec>(model.spec().layers.front().attention);
   EXPECT_EQ(static_cast<Index>(bytes), 16 * kept_bytes(spec, c.hidden_size, 4));
 }

@@ -96,7 +96,8 @@ MoeConfig moe_spec(const ModelConfig& c, Index layer) {
 
 ModelSpec model_spec(const ModelConfig& c, const AttentionSpec& attention) {
   ModelSpec s{.vocab = c.vocab_size, .width = c.hidden_size, .norm_eps = c.rms_norm_eps};
-  s.rope = {c.latent_attention() ? c.qk_rope_head_dim : c.head_dim(), c.rope_theta, c.rope_scaling, c.max_position_embeddings, c.rotary_width()};
+  s.rope = {c.latent_attention() ? c.qk_rope_head_dim : c.head_dim(), c.rope_theta, c.rope_scaling,
+            c.max_position_embeddings, c.rotary_width()};
   s.tied_head = c.tie_word_embeddings;
   for (Index layer = 0; layer < c.num_hidden_layers; ++layer) {
     const bool moe = c.is_moe_layer(layer);

@@ -20,7 +20,8 @@ MoeConfig moe_spec(const ModelConfig& config, Index layer);  // as the fields of
 // All layers with this attention; those that config.is_moe_layer() with moe_spec(), the others dense.
 ModelSpec model_spec(const ModelConfig& config, const AttentionSpec& attention);
 
-// Of families with latent attention: names beside the usual ones, their fields, what all of them check (and those with sigmoid scores), and the spec.
+// Of families with latent attention: names beside the usual ones, their fields, what all of them check (and those with
+// sigmoid scores), and the spec.
 extern const std::span<const RoleName> kLatentNames;
 extern const std::span<const FieldName> kLatentFields;
 void finish_latent(ModelConfig& config);

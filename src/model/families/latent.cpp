@@ -44,12 +44,12 @@ void finish_latent(ModelConfig& c) { c.explicit_head_dim.reset(); }
 void check_latent(const ModelConfig& c) {
   check_family(c);
   if (!c.latent_attention())
-    fail(ErrorCode::kUnsupported, "kv_lora_rank is missing; models of model_type \"{}\" have latent attention", c.model_type);
+    fail(ErrorCode::kUnsupported, "kv_lora_rank is missing; models of model_type \"{}\" have latent attention",
+         c.model_type);
   if (c.kv_heads() != c.num_attention_heads)
     fail(ErrorCode::kUnsupported, "num_key_value_heads is {}; latent attention has as many as heads, {}", c.kv_heads(),
          c.num_attention_heads);
-  if (!c.rope_interleave)
-    fail(ErrorCode::kUnsupported, "rope_interleave is false; only true is supported");
+  if (!c.rope_interleave) fail(ErrorCode::kUnsupported, "rope_interleave is false; only true is supported");
   if (c.attention_bias)
     fail(ErrorCode::kUnsupported, "attention_bias is true; latent attention with biases is not supported");
 }

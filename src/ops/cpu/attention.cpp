@@ -170,7 +170,8 @@ std::vector<Blocking> cut_for_threads(const Context& ctx, const AttentionShape& 
   std::vector<Blocking> cuts = cut(s, slices);
   Index tasks = 0;
   for (const Blocking& c : cuts) tasks += few_rows(kernels(), s, c) ? 0 : s.kv_heads * c.blocks();
-  const Index wanted = ctx.threads() > 1 ? 2 * ctx.threads() : 1, most = std::max<Index>(1, s.heads / s.kv_heads / kFewestHeads);
+  const Index wanted = ctx.threads() > 1 ? 2 * ctx.threads() : 1,
+              most = std::max<Index>(1, s.heads / s.kv_heads / kFewestHeads);
   const Index parts = tasks > 0 ? std::clamp<Index>(wanted / tasks, 1, most) : 1;
   if (parts == 1) return cuts;
   std::vector<Blocking> out;

@@ -1,9 +1,8 @@
 // Products that every head has for itself, as Ops of portable.cuh: a group is a head. Every output is one sum in ascending
 // order. Pointers are at a head's first number or row; `step` is the distance to the next head's.
-#include "ops/heads.h"
-
 #include "ops/cuda/heuristics.h"
 #include "ops/cuda/portable.cuh"
+#include "ops/heads.h"
 
 namespace dsmoe::ops::cuda {
 

@@ -99,7 +99,8 @@ TEST_F(CudaHeads, AttentionOverLatents) {
       const Tensor queries = c.place(q), keys = c.place(k), douts = c.place(dout);
       Tensor out = c.empty(type, q.shape()), lse = c.empty(DType::kF32, {16, tokens});
       ops::attention(c, shape, queries, keys, keys, slices, out, &lse);
-      Tensor dq = c.empty(DType::kF32, q.shape()), dk = c.empty(DType::kF32, k.shape()), dv = c.empty(DType::kF32, k.shape());
+      Tensor dq = c.empty(DType::kF32, q.shape()), dk = c.empty(DType::kF32, k.shape()),
+             dv = c.empty(DType::kF32, k.shape());
       ops::attention_backward(c, shape, queries, keys, keys, slices, out, lse, douts, dq, dk, dv);
       return std::vector<Tensor>{c.fetch(out), c.fetch(dq), c.fetch(dk), c.fetch(dv)};
     };

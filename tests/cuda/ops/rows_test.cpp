@@ -109,8 +109,8 @@ struct Batch {
 
 TEST_F(CudaRows, RopeTurnsByPosition) {
   const Batch batch;
-  for (const RopeScaling scaling :
-       {RopeScaling{}, RopeScaling{RopeScalingType::kLinear, 4.0}, RopeScaling{RopeScalingType::kDynamic, 2.0}})
+  for (const RopeScaling scaling : {RopeScaling{}, RopeScaling{RopeScalingType::kLinear, 4.0},
+                                    RopeScaling{RopeScalingType::kDynamic, 2.0}, RopeScaling{RopeScalingType::kYarn, 4.0}})
     for (const Index dim : {2, 40, 128})
       for (const DType dtype : kBoth) {
         if (dim == 2 && scaling.type == RopeScalingType::kDynamic) continue;
