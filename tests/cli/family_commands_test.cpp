@@ -22,21 +22,63 @@ class FamilyCommands : public ::testing::Test {
     EXPECT_EQ(r.status, 0) << r.err;
     return r;
   }
-  std::string qwen3() const {
-    std::ofstream(path("config.json")) << Json{
-        {"model_type", "qwen3_moe"}, {"vocab_size", kSmallVocab},      {"hidden_size", 32},        {"head_dim", 32},
-        {"num_hidden_layers", 2},    {"num_attention_heads", 2},       {"num_key_value_heads", 1}, {"num_experts", 4},
-        {"num_experts_per_tok", 2},  {"moe_intermediate_size", 32},    {"intermediate_size", 64},  {"norm_topk_prob", true},
-        {"rope_theta", 1e6},         {"max_position_embeddings", 256}, {"initializer_range", 0.05}};
+  std::string made_of(const Json& config) const {
+    std::ofstream(path("config.json")) << config;
     ok({"init", "--config", path("config.json"), "--seed", "3", "--tokenizer", kSmallTokenizer, "-o", path("model")});
     return path("model");
   }
+  // With latent attention.
+  std::string deepseek_v3() const {
+    return made_of({{"model_type", "deepseek_v3"},
+                    {"vocab_size", kSmallVocab},
+                    {"hidden_size", 32},
+                    {"num_hidden_layers", 2},
+                    {"num_attention_heads", 2},
+                    {"kv_lora_rank", 32},
+                    {"q_lora_rank", 32},
+                    {"qk_nope_head_dim", 32},
+                    {"qk_rope_head_dim", 32},
+                    {"v_head_dim", 32},
+                    {"first_k_dense_replace", 1},
+                    {"n_routed_experts", 4},
+                    {"num_experts_per_tok", 2},
+                    {"n_group", 1},
+                    {"topk_group", 1},
+                    {"moe_intermediate_size", 32},
+                    {"intermediate_size", 64},
+                    {"rope_scaling",
+                     {{"type", "yarn"},
+                      {"factor", 4},
+                      {"original_max_position_embeddings", 64},
+                      {"mscale", 1},
+                      {"mscale_all_dim", 1}}},
+                    {"max_position_embeddings", 256},
+                    {"initializer_range", 0.05}});
+  }
+  std::string qwen3() const {
+    return made_of({{"model_type", "qwen3_moe"},
+                    {"vocab_size", kSmallVocab},
+                    {"hidden_size", 32},
+                    {"head_dim", 32},
+                    {"num_hidden_layers", 2},
+                    {"num_attention_heads", 2},
+                    {"num_key_value_heads", 1},
+                    {"num_experts", 4},
+                    {"num_experts_per_tok", 2},
+                    {"moe_intermediate_size", 32},
+                    {"intermediate_size", 64},
+                    {"norm_topk_prob", true},
+                    {"rope_theta", 1e6},
+                    {"max_position_embeddings", 256},
+                    {"initializer_range", 0.05}});
+  }
+  void is_a_model_for_every_command(const std::string& m) const;
+  void is_trained_fine_tuned_and_pruned(const std::string& m, const char* experts) const;
 
   TempFolder folder_;
 };
 
-TEST_F(FamilyCommands, Qwen3IsAModelForEveryCommand) {
-  const std::string m = qwen3();
+void FamilyCommands::is_a_model_for_every_command(const std::string& m) const {
   std::ofstream(path("text.txt")) << "An attention function can be described as mapping a query and a set of key-value "
                                      "pairs to an output. The output is a weighted sum of the values.\n";
   const Json a = ok({"generate", "-m", m, "-p", "Who are you?", "-n", "6", "--temp", "0", "--json"}).json();
@@ -53,8 +95,10 @@ TEST_F(FamilyCommands, Qwen3IsAModelForEveryCommand) {
   EXPECT_EQ(chat.status, 0) << chat.err;
 }
 
-TEST_F(FamilyCommands, Qwen3IsTrainedFineTunedAndPruned) {
-  const std::string m = qwen3();
+TEST_F(FamilyCommands, Qwen3IsAModelForEveryCommand) { is_a_model_for_every_command(qwen3()); }
+TEST_F(FamilyCommands, DeepseekV3IsAModelForEveryCommand) { is_a_model_for_every_command(deepseek_v3()); }
+
+void FamilyCommands::is_trained_fine_tuned_and_pruned(const std::string& m, const char* experts) const {
   std::ofstream text(path("text.txt"));
   for (int i = 0; i < 200; ++i) text << "the cat sat on the mat, and the dog sat on the cat. ";
   text.close();
@@ -70,9 +114,14 @@ TEST_F(FamilyCommands, Qwen3IsTrainedFineTunedAndPruned) {
   EXPECT_LT(loss(path("lora")), before - 0.2);
   ok({"prune", "-m", m, "--keep", "3", "--data", path("text.txt"), "-o", path("pruned")});
   const Json config = Json::parse(read_bytes(path("pruned/config.json")));
-  EXPECT_EQ(config["num_experts"], 3);
-  EXPECT_FALSE(config.contains("n_routed_experts"));
+  EXPECT_EQ(config[experts], 3);
+  EXPECT_EQ(config.contains("n_routed_experts"), std::string_view(experts) == "n_routed_experts");
   EXPECT_GT(loss(path("pruned")), 0);
+}
+
+TEST_F(FamilyCommands, Qwen3IsTrainedFineTunedAndPruned) { is_trained_fine_tuned_and_pruned(qwen3(), "num_experts"); }
+TEST_F(FamilyCommands, DeepseekV3IsTrainedFineTunedAndPruned) {
+  is_trained_fine_tuned_and_pruned(deepseek_v3(), "n_routed_experts");
 }
 
 TEST_F(FamilyCommands, InfoTellsFamilyNeedsAndWhatIsMissing) {
@@ -90,9 +139,12 @@ TEST_F(FamilyCommands, InfoTellsFamilyNeedsAndWhatIsMissing) {
     std::ofstream(path(std::string(name) + "/config.json")) << fields;
     return ok({"info", path(name), "--json"}).json();
   };
+  const Json v4 = config("v4", {{"model_type", "deepseek_v4"}});
+  EXPECT_EQ(v4["supported"], false);
+  EXPECT_NE(v4["not_supported"].dump().find("deepseek_v4"), std::string::npos);
   const Json v3 = config("v3", {{"model_type", "deepseek_v3"}});
-  EXPECT_EQ(v3["supported"], false);
-  EXPECT_NE(v3["not_supported"].dump().find("deepseek_v3"), std::string::npos);
+  EXPECT_EQ(v3["family"], "DeepSeek-V3");
+  EXPECT_NE(v3["needs"].dump().find("latent attention (MLA) of 128 heads, with 576 numbers per token"), std::string::npos);
   const Json mla = config("mla", {{"model_type", "glm4_moe"}, {"head_dim", 128}, {"kv_lora_rank", 512}});
   EXPECT_NE(mla["not_supported"].dump().find("kv_lora_rank"), std::string::npos);
   const Json glm = config("glm", {{"model_type", "glm4_moe"}, {"head_dim", 128}, {"num_nextn_predict_layers", 1}});

@@ -141,8 +141,8 @@ TEST_F(PlanFiles, RefusesBadFilesInOneLine) {
   EXPECT_TRUE(fails(run_program({"plan", "--config", folder_ / "none.json"}), 1, {"none.json", "No such file"}));
   EXPECT_TRUE(fails(run_program({"plan", "--config", file("bad.json", "{\n\n oops")}), 1,
                     {"bad.json", "not valid JSON", "line 3"}));
-  EXPECT_TRUE(fails(run_program({"plan", "--config", file("v3.json", R"({"model_type": "deepseek_v3"})")}), 1,
-                    {"v3.json", "model_type", "deepseek_v3"}));
+  EXPECT_TRUE(fails(run_program({"plan", "--config", file("v4.json", R"({"model_type": "deepseek_v4"})")}), 1,
+                    {"v4.json", "model_type", "deepseek_v4"}));
   EXPECT_TRUE(
       fails(run_program({"plan", "--config", file("k.json", R"({"n_routed_experts": 4, "num_experts_per_tok": 5})")}), 1,
             {"num_experts_per_tok is 5", "n_routed_experts 4"}));
