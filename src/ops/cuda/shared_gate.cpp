@@ -1,6 +1,7 @@
 // The shared experts' gate on a GPU (ops/shared_gate.h), in steps of its own around the products.
 #include "ops/shared_gate.h"
 
+#include "core/fail.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/shared_gate.h"
 
