@@ -134,8 +134,8 @@ ModelWeights packed_copy(const ModelSpec& spec, std::span<const Parameter> param
   each_tensor(spec, parameters, out, [&](const Parameter& p) {
     const Tensor t = reader.read(p);
     const DType dtype = stored_dtype(p, DType::kBF16);
-    Tensor copy = is_matrix(p) && is_quantized(t.dtype()) ? ops::packed(ctx, {&t, 1})
-                                                          : ctx.place(dtype == DType::kBF16 ? as_bf16(t) : t.to(dtype));
+    const bool packs = is_matrix(p) && !p.traits.dense && is_quantized(t.dtype());
+    Tensor copy = packs ? ops::packed(ctx, {&t, 1}) : ctx.place(dtype == DType::kBF16 ? as_bf16(t) : t.to(dtype));
     done(p);
     return copy;
   });
@@ -163,7 +163,7 @@ ModelWeights benchmark_weights(const ModelConfig& config, const std::function<DT
   ModelWeights w;
   w.layers.resize(spec.layers.size());
   each_tensor(spec, registered_parameters(spec), w, [&](const Parameter& p) {
-    const DType dtype = is_matrix(p) ? dtype_of(p) : DType::kBF16;
+    const DType dtype = is_matrix(p) && !p.traits.dense ? dtype_of(p) : DType::kBF16;
     return is_quantized(dtype) ? drawn.matrix(dtype, p.shape[0], p.shape[1]) : drawn.plain(p);
   });
   for (std::size_t l = 0; l < spec.layers.size(); ++l) {

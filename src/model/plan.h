@@ -37,7 +37,7 @@ Index forward_flops(const ModelConfig& config, Index context);
 Index training_flops(const ModelConfig& config, Index context);
 
 // Bytes. Quantized formats hold blocks of 32 numbers of a row in 34 (q8_0) or 18 (q4_0) bytes; the router and vectors
-// stay f32, and a matrix whose rows are no multiple of 32 stays bf16.
+// stay f32; a matrix whose rows are no multiple of 32, or that is never quantized, stays bf16.
 struct InferenceMemory {
   Index weights_f32 = 0;
   Index weights_bf16 = 0;

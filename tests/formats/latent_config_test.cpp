@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <tuple>
 
 #include "dsmoe/model_config.h"
 #include "formats/gguf_config.h"
@@ -96,6 +97,50 @@ TEST(LatentConfig, YarnSharpensScores) {
   const ModelConfig none =
       read_config(of("deepseek_v3", R"(, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "factor": 40})"));
   EXPECT_NEAR(latent_of(none).scale, 1 / std::sqrt(192.0), 1e-9);
+}
+
+// The words of released files, with 8-bit weights, a layer for further tokens, and fields of other programs.
+TEST(LatentConfig, ReleasedFilesAreThePresets) {
+  const auto same = [](const char* text, const char* preset) {
+    const ModelSpec a = spec_of(read_config(text)), b = spec_of(ModelConfig::preset(preset));
+    const auto attention = [](const ModelSpec& s) {
+      const MlaSpec& l = std::get<MlaSpec>(s.layers.back().attention);
+      return std::tuple(l.heads, l.q_rank, l.kv_rank, l.nope, l.rope, l.value, l.scale, l.norm_eps);
+    };
+    const MoeConfig x = std::get<MoeConfig>(a.layers.back().feed_forward),
+                    y = std::get<MoeConfig>(b.layers.back().feed_forward);
+    return attention(a) == attention(b) && a.rope.scaling == b.rope.scaling && a.rope.theta == b.rope.theta &&
+           a.layers.size() == b.layers.size() && a.norm_eps == b.norm_eps && x.routed_experts == y.routed_experts &&
+           x.experts_per_token == y.experts_per_token && x.groups == y.groups && x.group_score == y.group_score &&
+           x.routed_scaling_factor == y.routed_scaling_factor && x.norm_topk_prob == y.norm_topk_prob;
+  };
+  EXPECT_TRUE(same(R"({"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false,
+    "ep_size": 1, "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512,
+    "max_position_embeddings": 163840, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256,
+    "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3",
+    "quant_method": "fp8", "weight_block_size": [128, 128]}, "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32,
+    "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096,
+    "type": "yarn"}, "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": false,
+    "topk_group": 4, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "v_head_dim": 128, "vocab_size": 129280})",
+                   "deepseek-v3"));
+  EXPECT_TRUE(
+      same(R"({"model_type": "deepseek_v2", "aux_loss_alpha": 0.001, "first_k_dense_replace": 1, "hidden_size": 2048,
+    "intermediate_size": 10944, "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_intermediate_size": 1408,
+    "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": false,
+    "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 27, "num_key_value_heads": 16, "q_lora_rank": null,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40,
+    "mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096, "type": "yarn"}, "rope_theta": 10000,
+    "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": true, "topk_group": 1, "topk_method": "greedy",
+    "v_head_dim": 128, "vocab_size": 102400})",
+           "deepseek-v2-lite"));
+  EXPECT_TRUE(same(R"({"model_type": "glm4_moe_lite", "attention_bias": false, "eos_token_id": [154820, 154827, 154829],
+    "first_k_dense_replace": 1, "hidden_size": 2048, "kv_lora_rank": 512, "n_group": 1, "num_attention_heads": 20,
+    "num_hidden_layers": 47, "num_key_value_heads": 20, "num_nextn_predict_layers": 1, "partial_rotary_factor": 1.0,
+    "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": null,
+    "rope_theta": 1000000, "routed_scaling_factor": 1.8, "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 256})",
+                   "glm-4.7-flash"));
 }
 
 TEST(LatentConfig, YarnIsWrittenAsItWasRead) {

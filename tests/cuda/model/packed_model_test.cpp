@@ -30,14 +30,21 @@ DType with_f16(const Parameter& p) { return p.role == "experts.up.weight" && p.l
 struct Kind {
   const char* name;
   DType (*dtype_of)(const Parameter&);
-  bool tied;
+  bool tied, latent = false;
 };
-constexpr Kind kKinds[] = {{"mixture", mixture, false}, {"q8_0 tied", q8_0, true}, {"with f16", with_f16, false}};
+constexpr Kind kKinds[] = {{"mixture", mixture, false},
+                           {"q8_0 tied", q8_0, true},
+                           {"with f16", with_f16, false},
+                           {"q8_0 latent", q8_0, false, true}};
 
 class CudaPackedModel : public GpuTest {
  protected:
   void make(const Kind& kind) {
-    ModelConfig c;
+    ModelConfig c = kind.latent ? family_of("deepseek_v3").default_config() : ModelConfig();
+    if (kind.latent) {
+      c.kv_lora_rank = 96, c.q_lora_rank = 64, c.qk_nope_head_dim = 40, c.qk_rope_head_dim = 32, c.v_head_dim = 48;
+      c.n_group = c.topk_group = 1;
+    }
     c.vocab_size = kVocab, c.hidden_size = 256, c.intermediate_size = 320, c.moe_intermediate_size = 128;
     c.num_hidden_layers = 3, c.num_attention_heads = 2, c.num_key_value_heads = 2, c.first_k_dense_replace = 1;
     c.n_routed_experts = 16, c.num_experts_per_tok = 4, c.n_shared_experts = 2;
