@@ -2,9 +2,10 @@
 
     python bench/python/layer.py [--device cpu|cuda] [--tokens 1,512] [--dtype float32|bfloat16] [--threads N]
 
-On the CPU, torch runs each expert's tokens in a loop (grouped by hand); on a GPU, torch's grouped_mm where this torch has it.
-Times are the median of several runs; the two sides take turns. The cost of a call is what a layer of almost no work takes
-from Python, less what it takes from C++.
+On the CPU, torch runs each expert's tokens in a loop (grouped by hand); on a GPU, torch's grouped_mm, without anything that waits
+for the GPU. Times are the median of several runs; the two sides take turns. On a GPU also as CUDA graphs, where the launches
+themselves cost neither side anything. The cost of a call is what a layer of almost no work takes from Python, less what it takes
+from C++.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
-from torch.nn import functional
+from torch.nn import Parameter, functional
 
 from dsmoe import _core
 from dsmoe import _torch_ops as ops
@@ -26,62 +28,109 @@ class ByHand(torch.nn.Module):
 
     def __init__(self, layer: MoeLayer, chosen: int) -> None:
         super().__init__()
-        self.gate, self.chosen = layer.gate, chosen
-        self.shared, self.routed = layer.shared_experts, layer.routed_experts
-        self.gate_up, self.down = layer.gate_up, layer.down
-        self.grouped = getattr(torch, "_grouped_mm", None) if self.gate.is_cuda else None
+        self.chosen, self.routed, shared = chosen, layer.routed_experts, layer.shared_experts
+        own = lambda t: Parameter(t.detach().clone(memory_format=torch.contiguous_format))  # noqa: E731
+        self.gate, self.up, self.down = own(layer.gate), own(layer.gate_up[shared:].flatten(1, 2)), own(layer.down[shared:])
+        # The shared experts as one wide one.
+        self.shared_up = own(layer.gate_up[:shared].transpose(0, 1).flatten(0, 2))
+        self.shared_down = own(layer.down[:shared].permute(1, 0, 2).flatten(1, 2))
+        self.grouped = getattr(functional, "grouped_mm", None) or getattr(torch, "_grouped_mm") if self.gate.is_cuda else None
 
     def experts(self, u: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        up, down = self.gate_up[self.shared :].flatten(1, 2), self.down[self.shared :]
         if self.grouped is not None:
-            ends = counts.cumsum(0).to(torch.int32)
-            g, v = self.grouped(u, up.transpose(1, 2), offs=ends).chunk(2, -1)
-            return self.grouped(functional.silu(g) * v, down.transpose(1, 2), offs=ends)
+            ends = counts.cumsum(0, dtype=torch.int32)
+            g, v = self.grouped(u, self.up.transpose(1, 2), offs=ends).chunk(2, -1)
+            return self.grouped(functional.silu(g) * v, self.down.transpose(1, 2), offs=ends)
         out = []
         for e, rows in enumerate(u.split(counts.tolist())):
-            g, v = functional.linear(rows, up[e]).chunk(2, -1)
-            out.append(functional.linear(functional.silu(g) * v, down[e]))
+            if len(rows):
+                out.append(mlp(rows, self.up[e], self.down[e]))
         return torch.cat(out)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores = functional.linear(x, self.gate).float().softmax(-1)
-        weights, index = scores.topk(self.chosen, -1)
-        order = index.flatten().argsort(stable=True)
-        counts = index.flatten().bincount(minlength=self.routed)
-        rows = self.experts(x[order // self.chosen], counts) * weights.flatten()[order, None].to(x.dtype)
-        y = torch.zeros_like(x).index_add(0, order // self.chosen, rows)
-        for s in range(self.shared):
-            g, v = functional.linear(x, self.gate_up[s].flatten(0, 1)).chunk(2, -1)
-            y = y + functional.linear(functional.silu(g) * v, self.down[s])
-        return y
+        weights, index = functional.linear(x, self.gate).float().softmax(-1).topk(self.chosen, -1)
+        flat = index.flatten()
+        order = flat.argsort(stable=True)
+        counts = torch.zeros(self.routed, dtype=torch.int32, device=x.device)
+        counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
+        rows = self.experts(x[order // self.chosen], counts)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=x.device)
+        y = (rows[back].view(len(x), self.chosen, -1) * weights[..., None].to(x.dtype)).sum(1)
+        return y + mlp(x, self.shared_up, self.shared_down)
 
 
-def median_times(calls: dict[str, object], device: str, repeat: int) -> dict[str, float]:
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeat + 1):
-        for name, call in calls.items():
-            began = time.perf_counter()
-            call()  # type: ignore[operator]
-            if device == "cuda":
-                torch.cuda.synchronize()
-            if turn > 0:
-                times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(t) for name, t in times.items()}
+def mlp(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    g, v = functional.linear(x, up).chunk(2, -1)
+    return functional.linear(functional.silu(g) * v, down)
 
 
-def call_cost(threads: int) -> tuple[float, float]:
-    """Microseconds of one token through a layer of almost no work, from Python and from C++, in turns; the least of each."""
-    layer, x = MoeLayer(64, 32, 8, 2, 1), torch.randn(1, 64)
-    weights = [w.detach() for w in (layer.gate, layer.gate_up, layer.down)]
-    best = [float("inf"), float("inf")]
-    with torch.no_grad():
-        for _ in range(20):
-            began = time.perf_counter()
-            for _ in range(500):
-                layer(x)
-            best[0] = min(best[0], (time.perf_counter() - began) / 500)
-            best[1] = min(best[1], _core.time_forward(ops.config_of(layer.config), x, *weights, 500, threads))
-    return best[0] * 1e6, best[1] * 1e6
+def seconds(call: Callable[[], object], calls: int, cuda: bool) -> float:
+    """Of one call, of several in a row."""
+    began = time.perf_counter()
+    for _ in range(calls):
+        call()
+    if cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / calls
+
+
+def medians(ours: Callable[[], object], theirs: Callable[[], object], cuda: bool, repeat: int) -> tuple[float, float]:
+    """Milliseconds of one call of each; the sides take turns. On a GPU, of as many calls as take about 10 ms."""
+    sides, calls = (ours, theirs), []
+    for side in sides:
+        seconds(side, 3 if cuda else 1, cuda)
+        calls.append(max(1, min(200, round(0.01 / seconds(side, 2, cuda)))) if cuda else 1)
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeat):
+        for side, n, out in zip(sides, calls, times):
+            out.append(seconds(side, n, cuda))
+    return statistics.median(times[0]) * 1e3, statistics.median(times[1]) * 1e3
+
+
+def graphed(call: Callable[[], object]) -> Callable[[], object]:
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        kept = call()
+    return lambda: (graph.replay(), kept)
+
+
+def call_cost(device: str, threads: int) -> None:
+    """Microseconds of one token through a layer of almost no work, from Python and from C++, in turns; the least of each. On a
+    GPU, of launching it."""
+    cuda = device == "cuda"
+    dtype = torch.bfloat16 if cuda else torch.float32
+    layer = MoeLayer(128, 64, 8, 2, 1, dtype=dtype, device=device)
+    x, dy = torch.randn(2, 1, 128, device=device).to(dtype)
+    weights = list(layer.parameters())
+    stream = torch.cuda.current_stream().cuda_stream if cuda else 0
+    calls = 30 if cuda else 500  # fewer launches than a GPU's queue takes
+
+    def in_python(call: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - began) / calls
+
+    def in_cpp(dy: torch.Tensor | None) -> float:
+        return _core.time_calls(ops.config_of(layer.config), x, dy, *(w.detach() for w in weights), calls, threads, stream)
+
+    def forward() -> None:
+        with torch.no_grad():
+            layer(x)
+
+    both = lambda: torch.autograd.grad(layer(x), weights, dy)  # noqa: E731
+    for name, python, cpp in (("forward", forward, None), ("forward and backward", both, dy)):
+        best = [float("inf"), float("inf")]
+        for _ in range(40):
+            for i, call in enumerate((lambda: in_python(python), lambda: in_cpp(cpp))):
+                best[i] = min(best[i], call())
+                if cuda:
+                    torch.cuda.synchronize()
+        print(f"one call, {name}: {best[0] * 1e6:.1f} us from Python, {best[1] * 1e6:.1f} us from C++", flush=True)
 
 
 def main() -> None:
@@ -94,28 +143,40 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a layer of small sizes, to see that the benchmark runs")
     o = parser.parse_args()
     torch.set_num_threads(o.threads)
-    tokens = [int(t) for t in (o.tokens or ("512" if o.device == "cpu" else "1,64,256,4096,16384")).split(",")]
-    dtype = getattr(torch, o.dtype or ("float32" if o.device == "cpu" else "bfloat16"))
+    cuda = o.device == "cuda"
+    tokens = [int(t) for t in (o.tokens or ("1,8,64,256,4096,16384" if cuda else "512")).split(",")]
+    dtype = getattr(torch, o.dtype or ("bfloat16" if cuda else "float32"))
     d, f, e, k, s = (64, 32, 8, 2, 1) if o.small else (2048, 1408, 64, 6, 2)
-    if o.device == "cpu":
-        from_python, from_cpp = call_cost(o.threads)
-        print(f"one call: {from_python:.1f} us from Python, {from_cpp:.1f} us from C++")
+    on = torch.cuda.get_device_name() if cuda else f"{o.threads} threads"
+    print(f"torch {torch.__version__}, {on}: D {d}, F {f}, E {e}, K {k}, S {s}, {dtype}. Milliseconds of dsmoe, torch, and their ratio")
+    call_cost(o.device, o.threads)
     layer = MoeLayer(d, f, e, k, s, dtype=dtype, device=o.device)
     by_hand = ByHand(layer, k)
     for n in tokens:
         x = torch.randn(n, d, device=o.device).to(dtype).requires_grad_()
         dy = torch.randn_like(x)
+
+        def forward(side: torch.nn.Module) -> Callable[[], object]:
+            def call() -> object:
+                with torch.no_grad():
+                    return side(x)
+
+            return call
+
+        def both(side: torch.nn.Module) -> Callable[[], object]:
+            wanted = [x, *side.parameters()]
+            return lambda: torch.autograd.grad(side(x), wanted, dy)
+
         with torch.no_grad():
-            error = ((layer(x).float() - by_hand(x).float()).norm() / by_hand(x).float().norm()).item()
-            forward = median_times({"dsmoe": lambda: layer(x), "torch": lambda: by_hand(x)}, o.device, o.repeat)
-        both = median_times(
-            {"dsmoe": lambda: layer(x).backward(dy), "torch": lambda: by_hand(x).backward(dy)}, o.device, o.repeat
-        )
-        print(
-            f"{n:6} tokens, relative difference {error:.1e}: forward {forward['dsmoe'] * 1e3:.2f} ms, torch "
-            f"{forward['torch'] * 1e3:.2f} ms ({forward['torch'] / forward['dsmoe']:.2f} times as fast); forward and backward "
-            f"{both['dsmoe'] * 1e3:.2f} ms, torch {both['torch'] * 1e3:.2f} ms ({both['torch'] / both['dsmoe']:.2f})"
-        )
+            y = by_hand(x).float()
+            error = ((layer(x).float() - y).norm() / y.norm()).item()
+        line = f"{n:6} tokens, relative difference {error:.1e}"
+        for name, work in (("forward", forward), ("forward and backward", both)):
+            ways = [("", lambda call: call), (" as a graph", graphed)] if cuda else [("", lambda call: call)]
+            for way, made in ways:
+                a, b = medians(made(work(layer)), made(work(by_hand)), cuda, o.repeat)
+                line += f"; {name}{way} {a:.3f}, {b:.3f}, {b / a:.2f}"
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -180,6 +180,9 @@ def aux_loss(model: nn.Module) -> Tensor | float:
 
 
 def synchronize() -> None:
-    """Waits for the GPU. Raises the Error for what a kernel found wrong in its data, such as a NaN in a gate; on the CPU such
+    """Waits for the GPUs. Raises the Error for what a kernel found wrong in its data, such as a NaN in a gate; on the CPU such
     an error is raised at once."""
+    if torch.cuda.is_initialized():
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(device)
     _core.synchronize()

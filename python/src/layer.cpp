@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <tuple>
 #include <unordered_map>
 
 #include "binding.h"
@@ -39,12 +38,13 @@ struct Named {
   const Array* array;
 };
 void require_one_device(const Named& x, std::initializer_list<Named> others) {
+  const auto place = [](const Array& a) { return std::pair(a.device_type(), a.device_id()); };
   const auto where = [](const Array& a) -> std::string {
     if (a.device_type() == nb::device::cuda::value) return "cuda:" + std::to_string(a.device_id());
     return a.device_type() == nb::device::cpu::value ? "the CPU" : "another device";
   };
   for (const Named& other : others)
-    if (other.array && where(*other.array) != where(*x.array))
+    if (other.array && place(*other.array) != place(*x.array))
       refuse(std::string(other.name) + " is on " + where(*other.array) + " and " + x.name + " on " + where(*x.array) +
              "; move them to one device");
 }
@@ -64,9 +64,19 @@ Tensor tensor_of(const Array& a, const char* name, bool outlives = false) {
       refuse(std::string(name) + " is not contiguous; call .contiguous() on it");
     expected *= dims[i];
   }
+  // Kernels load 16 bytes at a time, and GPU memory comes so aligned; a part of a tensor need not be.
+  if (device == nb::device::cuda::value && reinterpret_cast<std::uintptr_t>(a.data()) % 16 != 0)
+    refuse(std::string(name) + " begins at an address that is no multiple of 16 bytes; call .clone() on it");
   return Tensor::wrap(a.data(), dtype_of(a, name), Shape(std::span<const Index>(dims.data(), rank)),
                       outlives ? std::make_shared<Array>(a) : std::shared_ptr<Array>(),
                       device == nb::device::cuda::value ? Device::kCuda : Device::kCpu);
+}
+
+// One number, which on a GPU may not be known yet.
+Tensor number_of(const Array& a, const char* name) {
+  if (a.size() != 1 || dtype_of(a, name) != DType::kF32) refuse(std::string(name) + " is not one float32 number");
+  const bool cuda = a.device_type() == nb::device::cuda::value;
+  return Tensor::wrap(a.data(), DType::kF32, {1}, {}, cuda ? Device::kCuda : Device::kCpu);
 }
 
 nb::dlpack::dtype dlpack_dtype(DType dtype) {
@@ -93,9 +103,10 @@ Array array_of_tensor(const Tensor& t, int device_id) {
                cuda ? nb::device::cuda::value : nb::device::cpu::value, cuda ? device_id : 0);
 }
 
-// A Context serves one caller at a time: each call takes one that nobody uses, and puts it back. On a GPU there is one for
-// each device and stream, since memory that is freed may be reused by what follows on the same stream.
-using Where = std::tuple<int, int, std::uintptr_t>;  // threads or -1 for a GPU, device, stream
+// A Context serves one caller at a time: each call takes one that nobody uses, and puts it back. One of a GPU works on the
+// stream of the call at hand: it keeps nothing but the word where kernels report faults, so that it may go from stream to
+// stream, and a capture takes one that was made before.
+using Where = std::pair<int, int>;  // threads and 0, or -1 and the number of a GPU
 
 class Contexts {
  public:
@@ -103,6 +114,8 @@ class Contexts {
    public:
     Lease(Contexts& from, Where where, std::unique_ptr<Context> ctx) : from_(from), where_(where), ctx_(std::move(ctx)) {}
     ~Lease() { from_.put_back(where_, std::move(ctx_)); }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
     Context& operator*() { return *ctx_; }
 
    private:
@@ -111,22 +124,20 @@ class Contexts {
     std::unique_ptr<Context> ctx_;
   };
 
-  Lease take(const Where& where) {
-    {
-      const std::lock_guard lock(mutex_);
-      auto& idle = idle_[where];
-      if (!idle.empty()) {
-        std::unique_ptr<Context> ctx = std::move(idle.back());
-        idle.pop_back();
-        return Lease(*this, where, std::move(ctx));
+  Lease take(const Where& where, std::uintptr_t stream) {
+    std::unique_ptr<Context> ctx = idle(where);
+    const bool gpu = where.first < 0;
+    if (!ctx) {
+      ctx = std::make_unique<Context>(gpu ? 1 : where.first, gpu ? Backend::kCuda : Backend::kCpu);
+      if (gpu) {  // ready for any stream
+        ctx->fault_word();
+        ctx->synchronize();
       }
     }
-    const auto [threads, device, stream] = where;
-    auto ctx = std::make_unique<Context>(threads < 0 ? 1 : threads, threads < 0 ? Backend::kCuda : Backend::kCpu);
-    if (threads < 0) ctx->set_stream(reinterpret_cast<CUstream_st*>(stream));
+    if (gpu) ctx->set_stream(reinterpret_cast<CUstream_st*>(stream));
     return Lease(*this, where, std::move(ctx));
   }
-  // Waits for the GPU, and throws what its kernels found wrong in their data.
+  // Throws what kernels found wrong in their data, after waiting for the stream that each Context worked on last.
   void synchronize() {
     const std::lock_guard lock(mutex_);
     for (auto& [where, idle] : idle_)
@@ -139,6 +150,14 @@ class Contexts {
   }
 
  private:
+  std::unique_ptr<Context> idle(const Where& where) {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::unique_ptr<Context>>& idle = idle_[where];
+    if (idle.empty()) return {};
+    std::unique_ptr<Context> ctx = std::move(idle.back());
+    idle.pop_back();
+    return ctx;
+  }
   void put_back(const Where& where, std::unique_ptr<Context> ctx) {
     const std::lock_guard lock(mutex_);
     idle_[where].push_back(std::move(ctx));
@@ -207,9 +226,9 @@ MoeLayer layer_of(const MoeConfig& config, const Array& gate, const std::optiona
   return MoeLayer(config, std::move(weights));
 }
 
-Where where_of(const Tensor& x, const Array& array, int threads, std::uintptr_t stream) {
-  if (x.device() == Device::kCuda) return {-1, array.device_id(), stream};
-  return {threads, 0, 0};
+Where where_of(const Array& x, int threads) {
+  if (x.device_type() == nb::device::cuda::value) return {-1, x.device_id()};
+  return {threads, 0};
 }
 
 // (y, losses or None, experts, weights, pass or None)
@@ -224,7 +243,7 @@ nb::tuple layer_forward(const MoeConfig& config, const Array& x_in, const Array&
   auto pass = std::make_shared<MoeForward>();
   {
     const nb::gil_scoped_release free;
-    Contexts::Lease ctx = contexts().take(where_of(x, x_in, threads, stream));
+    Contexts::Lease ctx = contexts().take(where_of(x_in, threads), stream);
     *pass = layer.forward(*ctx, x, {.training = training, .sequence_length = sequence_length});
   }
   const int id = x_in.device_id();
@@ -237,42 +256,53 @@ nb::tuple layer_forward(const MoeConfig& config, const Array& x_in, const Array&
   return nb::make_tuple(y, losses, experts, weights, training ? nb::cast(Waiting::all().keep(pass)) : nb::none());
 }
 
-// Seconds of one forward pass when C++ calls it, for what a call from Python costs besides (bench/python/layer.py).
-double time_forward(const MoeConfig& config, const Array& x_in, const Array& gate, const Array& gate_up, const Array& down,
-                    int calls, int threads) {
-  const Tensor x = tensor_of(x_in, "x");
+// Seconds of one call when C++ makes it, for what one from Python costs besides (bench/python/layer.py). With dy: of
+// forward and backward, with gradients in the weights' dtype. On a GPU: of launching it.
+double time_calls(const MoeConfig& config, const Array& x_in, const std::optional<Array>& dy_in, const Array& gate,
+                  const Array& gate_up, const Array& down, int calls, int threads, std::uintptr_t stream) {
+  const Tensor x = tensor_of(x_in, "x"), dy = dy_in ? tensor_of(*dy_in, "dy") : Tensor();
   const MoeLayer layer = layer_of(config, gate, {}, gate_up, down);
+  MoeGradients gradients;
+  if (dy_in) gradients = MoeGradients(config, x.device(), x.dtype());
   const nb::gil_scoped_release free;
-  Contexts::Lease ctx = contexts().take(where_of(x, x_in, threads, 0));
+  Contexts::Lease ctx = contexts().take(where_of(x_in, threads), stream);
   const auto began = std::chrono::steady_clock::now();
-  for (int i = 0; i < calls; ++i) layer.forward(*ctx, x);
+  for (int i = 0; i < calls; ++i) {
+    const MoeForward out = layer.forward(*ctx, x, {.training = dy.numel() > 0});
+    if (dy.numel() > 0) layer.backward(*ctx, dy, out, gradients, {.accumulate = false});
+  }
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() / calls;
 }
 
 // dx, with the gradients of the weights written over what is in the arrays; None when the pass is not there any more.
+// aux_scale: the gradient of the sum of the balance losses; None: nothing depends on it.
 nb::object layer_backward(const MoeConfig& config, std::int64_t pass, const Array& dy_in, const Array& gate,
                           const std::optional<Array>& gate_bias, const Array& gate_up, const Array& down,
-                          const Array& d_gate, const Array& d_gate_up, const Array& d_down, float aux_scale, int threads,
-                          std::uintptr_t stream) {
+                          const Array& d_gate, const Array& d_gate_up, const Array& d_down,
+                          const std::optional<Array>& aux_scale, int threads, std::uintptr_t stream) {
   require_one_device({"dy", &dy_in}, {{"gate", &gate},
                                       {"gate_bias", gate_bias ? &*gate_bias : nullptr},
                                       {"gate_up", &gate_up},
                                       {"down", &down},
                                       {"the gradient of gate", &d_gate},
                                       {"the gradient of gate_up", &d_gate_up},
-                                      {"the gradient of down", &d_down}});
+                                      {"the gradient of down", &d_down},
+                                      {"the gradient of the balance losses", aux_scale ? &*aux_scale : nullptr}});
   const Tensor dy = tensor_of(dy_in, "dy");
   const MoeLayer layer = layer_of(config, gate, gate_bias, gate_up, down);
   MoeGradients gradients;
   gradients.gate = tensor_of(d_gate, "the gradient of gate");
   gradients.experts = Experts(tensor_of(d_gate_up, "the gradient of gate_up"), tensor_of(d_down, "the gradient of down"));
+  MoeBackwardOptions options{.aux_scale = 0, .accumulate = false};
+  if (aux_scale)
+    options.aux_scale = 1, options.aux_scale_factor = number_of(*aux_scale, "the gradient of the balance losses");
   const std::shared_ptr<MoeForward> forward = Waiting::all().take(pass);
   if (!forward) return nb::none();
   Tensor dx;
   {
     const nb::gil_scoped_release free;
-    Contexts::Lease ctx = contexts().take(where_of(dy, dy_in, threads, stream));
-    dx = layer.backward(*ctx, dy, *forward, gradients, {.aux_scale = aux_scale, .accumulate = false});
+    Contexts::Lease ctx = contexts().take(where_of(dy_in, threads), stream);
+    dx = layer.backward(*ctx, dy, *forward, gradients, options);
   }
   return nb::cast(array_of_tensor(dx, dy_in.device_id()));
 }
@@ -329,12 +359,21 @@ void bind_layer(nb::module_& m) {
   m.def("layer_forward", &layer_forward, "config"_a, "x"_a, "gate"_a, "gate_bias"_a.none(), "gate_up"_a, "down"_a,
         "training"_a, "routing"_a = false, "sequence_length"_a = 0, "threads"_a = 0, "stream"_a = 0);
   m.def("layer_backward", &layer_backward, "config"_a, "forward"_a, "dy"_a, "gate"_a, "gate_bias"_a.none(), "gate_up"_a,
-        "down"_a, "d_gate"_a, "d_gate_up"_a, "d_down"_a, "aux_scale"_a = 1.0f, "threads"_a = 0, "stream"_a = 0);
-  m.def("time_forward", &time_forward, "config"_a, "x"_a, "gate"_a, "gate_up"_a, "down"_a, "calls"_a, "threads"_a);
+        "down"_a, "d_gate"_a, "d_gate_up"_a, "d_down"_a, "aux_scale"_a = nb::none(), "threads"_a = 0, "stream"_a = 0);
+  m.def("time_calls", &time_calls, "config"_a, "x"_a, "dy"_a.none(), "gate"_a, "gate_up"_a, "down"_a, "calls"_a,
+        "threads"_a = 0, "stream"_a = 0);
   m.def("waiting_passes", [] { return Waiting::all().count(); });
   m.def("synchronize", [] {
     const nb::gil_scoped_release free;
     contexts().synchronize();
+  });
+  m.def("why_no_cuda", [] {  // None: there is a GPU, and this build has the code for it
+    try {
+      const Context ctx(1, Backend::kCuda);
+      return nb::object(nb::none());
+    } catch (const Error& error) {
+      return nb::object(nb::str(error.what()));
+    }
   });
   m.def("after_fork", [] { contexts().forget(); });
 }

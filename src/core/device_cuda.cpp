@@ -73,6 +73,11 @@ class Blocks {
     if (gone_.contains(std::get<2>(owner))) std::get<2>(owner) = 0;
     free_[owner].emplace(block.size, block.memory);
   }
+  // Whether this is the first call for that owner, a stream in a capture.
+  bool first(const Owner& owner) {
+    const std::lock_guard lock(mutex_);
+    return seen_.insert(owner).second;
+  }
   // A captured graph is gone: its memory is like any other of its stream, after whose work it is used again.
   void end_capture(int device, Stream stream, unsigned long long capture) {
     const std::lock_guard lock(mutex_);
@@ -112,6 +117,7 @@ class Blocks {
   std::mutex mutex_;
   std::map<Owner, std::multimap<std::size_t, void*>> free_;
   std::map<int, Usage> usage_;
+  std::set<Owner> seen_;               // of captures
   std::set<unsigned long long> gone_;  // captures
 };
 
@@ -121,15 +127,33 @@ Blocks& blocks() {
   return *all;
 }
 
-unsigned long long capture_of(Stream stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+// The graph that a stream is being captured into, and the capture's number; 0: none.
+struct Capture {
   unsigned long long id = 0;
+  cudaGraph_t graph = nullptr;
+};
+Capture capture_at(Stream stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  Capture found;
 #if CUDART_VERSION >= 13000
-  check_cuda(cudaStreamGetCaptureInfo(stream, &status, &id, nullptr, nullptr, nullptr, nullptr), "capture");
+  check_cuda(cudaStreamGetCaptureInfo(stream, &status, &found.id, &found.graph, nullptr, nullptr, nullptr), "capture");
 #else
-  check_cuda(cudaStreamGetCaptureInfo(stream, &status, &id), "capture");
+  check_cuda(cudaStreamGetCaptureInfo(stream, &status, &found.id, &found.graph), "capture");
 #endif
-  return status == cudaStreamCaptureStatusActive ? id : 0;
+  return status == cudaStreamCaptureStatusActive ? found : Capture{};
+}
+unsigned long long capture_of(Stream stream) { return capture_at(stream).id; }
+
+// A graph that somebody else captures (PyTorch, say) takes along what ends its hold on our memory: CUDA calls it when the
+// graph and all that was made of it are gone.
+void end_with_graph(const Owner& owner, cudaGraph_t graph) {
+  const auto gone = [](void* p) {
+    const std::unique_ptr<Owner> o(static_cast<Owner*>(p));
+    blocks().end_capture(std::get<0>(*o), std::get<1>(*o), std::get<2>(*o));
+  };
+  cudaUserObject_t object = nullptr;
+  check_cuda(cudaUserObjectCreate(&object, new Owner(owner), gone, 1, cudaUserObjectNoDestructorSync), "graph");
+  check_cuda(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove), "graph");
 }
 
 // cudaMalloc is not stream work: it is allowed during a capture in the thread's relaxed mode.
@@ -152,7 +176,9 @@ bool available() {
 
 std::shared_ptr<void> allocate(std::size_t bytes, Stream stream) {
   const int device = current_device();
-  const Owner owner{device, stream, capture_of(stream)};
+  const Capture capture = capture_at(stream);
+  const Owner owner{device, stream, capture.id};
+  if (capture.id != 0 && blocks().first(owner)) end_with_graph(owner, capture.graph);
   Blocks::Block block = blocks().take(owner, block_size(bytes));
   if (block.memory == nullptr) {
     block.size = block_size(bytes);
@@ -228,6 +254,7 @@ class Graph {
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
     capture_ = capture_of(stream);
     const Owner own{device_, stream_, capture_};
+    blocks().first(own);  // this object, not the graph, says when it ends
     if (shared_) blocks().hand_over(shared_->owner(stream_), own);
     cudaGraph_t graph = nullptr;
     try {

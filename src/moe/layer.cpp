@@ -46,6 +46,22 @@ void check_gradients(const MoeConfig& c, const MoeGradients& g) {
   g.experts.check(c.shared_experts, c.routed_experts, c.expert_size, c.hidden_size);
 }
 
+// What multiplies the gradient of the balance losses: a number, and on a GPU one that its memory has.
+struct AuxScale {
+  float known;
+  const float* factor = nullptr;
+};
+AuxScale aux_scale(const Context& ctx, const MoeBackwardOptions& options) {
+  const Tensor& factor = options.aux_scale_factor;
+  if (factor.numel() == 0) return {options.aux_scale};
+  require(factor.numel() == 1 && factor.dtype() == DType::kF32, "aux_scale_factor is {} {}, expected f32 [1]",
+          to_string(factor.dtype()), factor.shape());
+  check_device(ctx, factor.device(), "aux_scale_factor");
+  const auto* const at = static_cast<const float*>(factor.raw());
+  if (factor.device() == Device::kCuda) return {options.aux_scale, at};
+  return {options.aux_scale * *at};
+}
+
 }  // namespace
 
 MoeLayer::MoeLayer(MoeConfig config, MoeWeights weights) : config_(config), weights_(std::move(weights)) {
@@ -99,13 +115,14 @@ Tensor MoeLayer::backward(Context& ctx, const Tensor& dy_in, const MoeForward& f
   check_device(ctx, dy.device(), "dy");
   check_device(ctx, grads.gate.device(), "the gradients");
   check_gradients(config_, grads);
+  const AuxScale aux = aux_scale(ctx, options);
   saved.used = true;
 
   ops::ExpertRowGrads d = ops::experts_down_backward(ctx, weights_.experts, saved.plan, dy, std::move(saved.activations));
   ops::experts_weight_backward(ctx, saved.plan, saved.x, dy, d, grads.experts, options.accumulate);
   Tensor dx = ops::gate_backward(ctx, config_, saved.x, weights_.gate,
-                                 {saved.chosen, saved.plan, d.weight, saved.sequence_length, options.aux_scale,
-                                  options.accumulate, saved.whole ? &*saved.whole : nullptr},
+                                 {saved.chosen, saved.plan, d.weight, saved.sequence_length, aux.known, options.accumulate,
+                                  saved.whole ? &*saved.whole : nullptr, aux.factor},
                                  grads.gate);
   if (config_.shared_gate)
     ops::weigh_shared_backward(ctx, saved.x, weights_.shared_gate, saved.plan, {d.weight, options.accumulate},

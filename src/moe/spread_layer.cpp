@@ -212,6 +212,7 @@ Tensor SpreadMoeLayer::rows_of_all(Context& ctx, const Tensor& x, const Experts&
 
 Tensor SpreadMoeLayer::backward(Context& ctx, const Tensor& dy, Saved& s, MoeGradients& grads,
                                 const MoeBackwardOptions& options) const {
+  invariant(options.aux_scale_factor.numel() == 0, "a layer of many processes takes its aux_scale as a number");
   require(!s.used, "this forward pass already had its backward pass, which uses up what forward saved");
   s.used = true;
   Comm& comm = *mesh_.experts;

@@ -96,6 +96,7 @@ struct GateBackward {
   float aux_scale = 1;
   bool accumulate = true;
   const BatchLoad* whole = nullptr;
+  const float* aux_scale_factor = nullptr;  // GPU only, in its memory: multiplies aux_scale; null: 1
 };
 Tensor gate_backward(Context& ctx, const MoeConfig& config, const Tensor& x, const Tensor& weight, const GateBackward& args,
                      Tensor& dweight);

@@ -149,10 +149,14 @@ TEST(MoeLayer, GradientsAccumulateAndAuxScaleScales) {
   const MoeLayer layer(c, moe_weights(c, DType::kF32, 1));
   const Tensor x = random_tensor(DType::kF32, {7, 10}, 2), dy = random_tensor(DType::kF32, {7, 10}, 3);
   const auto forward = [&] { return layer.forward(ctx, x, {.training = true}); };
-  MoeGradients once(c), twice(c), no_aux(c), only_aux(c);
+  MoeGradients once(c), twice(c), no_aux(c), only_aux(c), in_parts(c);
   layer.backward(ctx, dy, forward(), once);
   layer.backward(ctx, dy, forward(), twice), layer.backward(ctx, dy, forward(), twice);
   layer.backward(ctx, dy, forward(), no_aux, {.aux_scale = 0});
+  Tensor half(DType::kF32, {1});
+  half.data<float>()[0] = 0.5f;
+  layer.backward(ctx, dy, forward(), in_parts, {.aux_scale = 2, .aux_scale_factor = half});
+  EXPECT_TRUE(test::same_bits(in_parts.gate, once.gate));
   layer.backward(ctx, Tensor::zeros(DType::kF32, {7, 10}), forward(), only_aux);
   for (Index i = 0; i < once.gate.numel(); ++i) {
     const double g = test::value(once.gate, i);

@@ -263,6 +263,7 @@ Tensor gate_backward(Context& ctx, const MoeConfig& c, const Tensor& x, const Te
   scores.weight_grad = in<float>(args.row_weight_grads);
   scores.parts = static_cast<int>(args.row_weight_grads.dim(1));
   scores.balance_scale = args.aux_scale;
+  scores.scale_factor = args.aux_scale_factor;
   Tensor counts;
   if (has_balance_loss(c) && args.aux_scale != 0) {
     counts = ctx.empty(DType::kF32, {static_cast<Index>(gpu::balance_floats(c, tokens, length))});
@@ -276,7 +277,8 @@ Tensor gate_backward(Context& ctx, const MoeConfig& c, const Tensor& x, const Te
   if (c.router_z_alpha > 0 && args.aux_scale != 0)
     gpu::router_z_backward(in<float>(args.chosen.lse), in<float>(args.chosen.scores), static_cast<int>(tokens),
                            static_cast<int>(c.routed_experts),
-                           2 * args.aux_scale * c.router_z_alpha / static_cast<float>(tokens), slopes, ctx.stream());
+                           2 * args.aux_scale * c.router_z_alpha / static_cast<float>(tokens), args.aux_scale_factor,
+                           slopes, ctx.stream());
   products_backward(ctx, c, x, weight, dlogits, hopper, path != Path::kPlain, dx, dweight, args.accumulate);
   return dx;
 }

@@ -15,6 +15,7 @@ struct Args {
   const float* scores;
   const float* weight_grad;  // [R, parts]
   const float* counts;       // [sequences + 2, E]; null: no balance loss
+  const float* factor;       // multiplies the three factors below; null: 1
   LogitGrad dlogits;
   int split;  // row length of one half of dlogits.split
   int tokens, experts, chosen, parts, length, sequences;
@@ -43,12 +44,14 @@ __global__ void __launch_bounds__(kWarps * 32) scores_backward_kernel(const __gr
   if (token >= args.tokens) return;
   float* ds = smem + threadIdx.x / 32 * args.experts;
   const float* scores = args.scores + static_cast<std::size_t>(token) * args.experts;
+  const float factor = args.counts && args.factor ? *args.factor : 1.0f;
   for (int e = lane; e < args.experts; e += 32) {
     float v = 0.0f;
     if (args.counts) {
       const std::size_t all = static_cast<std::size_t>(args.sequences) * args.experts;
       v = args.seq_factor * args.counts[static_cast<std::size_t>(token / args.length) * args.experts + e] +
           args.batch_factor * args.counts[all + e] + args.device_factor * args.counts[all + args.experts + e];
+      v *= factor;
     }
     ds[e] = v;
   }
@@ -179,6 +182,7 @@ void gate_scores_backward(const MoeConfig& c, const ScoresBackward& in, const Lo
   args.scores = in.chosen.scores;
   args.weight_grad = in.weight_grad;
   args.counts = in.balance_counts;
+  args.factor = in.scale_factor;
   args.dlogits = out;
   args.split = split_experts(c.routed_experts);
   args.tokens = static_cast<int>(in.chosen.tokens);

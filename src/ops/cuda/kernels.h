@@ -82,6 +82,7 @@ struct ScoresBackward {
   int parts;
   const float* balance_counts;  // as balance() left them; null: no balance loss
   float balance_scale;
+  const float* scale_factor;  // multiplies balance_scale; null: 1
 };
 void gate_scores_backward(const MoeConfig& config, const ScoresBackward& in, const LogitGrad& out, cudaStream_t stream);
 

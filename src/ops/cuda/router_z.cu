@@ -49,6 +49,7 @@ struct Args {
   LogitGrad dlogits;
   int tokens, experts, split;
   float factor;
+  const float* more;
 };
 
 __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constant__ Args args) {
@@ -57,7 +58,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
   const std::size_t i = static_cast<std::size_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= static_cast<std::size_t>(args.tokens) * args.experts) return;
   const std::size_t token = i / args.experts, e = i % args.experts;
-  const float slope = args.factor * args.lse[token] * args.scores[i];
+  const float factor = args.more ? args.factor * *args.more : args.factor;
+  const float slope = factor * args.lse[token] * args.scores[i];
   if (args.dlogits.plain) args.dlogits.plain[i] += slope;
   if (args.dlogits.split == nullptr) return;
   bf16* const at = static_cast<bf16*>(args.dlogits.split) + token * 2 * args.split + e;
@@ -78,12 +80,12 @@ void router_z_loss(const float* lse, int tokens, float alpha, double* loss, cuda
   launch(loss_kernel, 1, kLossThreads, 0, stream, lse, tokens, alpha, loss);
 }
 
-void router_z_backward(const float* lse, const float* scores, int tokens, int experts, float factor,
+void router_z_backward(const float* lse, const float* scores, int tokens, int experts, float factor, const float* more,
                        const LogitGrad& dlogits, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(
       (static_cast<std::size_t>(tokens) * static_cast<std::size_t>(experts) + kThreads - 1) / kThreads);
   launch(backward_kernel, blocks, kThreads, 0, stream,
-         Args{lse, scores, dlogits, tokens, experts, split_experts(experts), factor});
+         Args{lse, scores, dlogits, tokens, experts, split_experts(experts), factor, more});
 }
 
 }  // namespace dsmoe::cuda

@@ -14,8 +14,8 @@ void logits_lse(const float* logits, int tokens, int experts, float* lse, cudaSt
 void router_z_loss(const float* lse, int tokens, float alpha, double* loss, cudaStream_t stream);
 
 // Adds `factor` lse[t] scores[t, e], the gradient of a mean of lse² but for its coefficient, to dlogits, whichever form
-// they have (LogitGrad).
-void router_z_backward(const float* lse, const float* scores, int tokens, int experts, float factor,
+// they have (LogitGrad). *more, unless null, multiplies the factor.
+void router_z_backward(const float* lse, const float* scores, int tokens, int experts, float factor, const float* more,
                        const LogitGrad& dlogits, cudaStream_t stream);
 
 }  // namespace dsmoe::cuda

@@ -132,7 +132,15 @@ TEST_F(CudaLayer, ScaledBalanceLosses) {
     const MoeForward a = plain.forward(ref, in.x, {.training = true, .sequence_length = in.sequence});
     plain.backward(ref, in.dy, a, want, {.aux_scale = scale});
     gpu.layer.backward(ctx(), gpu.dy, gpu.forward(ctx(), true), got, {.aux_scale = scale});
-    EXPECT_TRUE(close(ctx().fetch(got.gate), want.gate, 2 * chain_limit(DType::kF32, 5, in.backward_length()))) << scale;
+    const double limit = 2 * chain_limit(DType::kF32, 5, in.backward_length());
+    EXPECT_TRUE(close(ctx().fetch(got.gate), want.gate, limit)) << scale;
+    // A part of it that only the GPU's memory knows.
+    Tensor half(DType::kF32, {1});
+    half.data<float>()[0] = scale / 2;
+    MoeGradients again(in.config, Device::kCuda);
+    gpu.layer.backward(ctx(), gpu.dy, gpu.forward(ctx(), true), again,
+                       {.aux_scale = 2, .aux_scale_factor = ctx().place(half)});
+    EXPECT_TRUE(close(ctx().fetch(again.gate), want.gate, limit)) << scale;
   }
 }
 
