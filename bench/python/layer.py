@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch.nn import Parameter, functional
+from torch.nn import Parameter, ParameterList, functional
 
 from dsmoe import _core
 from dsmoe import _torch_ops as ops
@@ -30,11 +30,14 @@ class ByHand(torch.nn.Module):
         super().__init__()
         self.chosen, self.routed, shared = chosen, layer.routed_experts, layer.shared_experts
         own = lambda t: Parameter(t.detach().clone(memory_format=torch.contiguous_format))  # noqa: E731
-        self.gate, self.up, self.down = own(layer.gate), own(layer.gate_up[shared:].flatten(1, 2)), own(layer.down[shared:])
+        self.gate, up, down = own(layer.gate), layer.gate_up[shared:].flatten(1, 2), layer.down[shared:]
         # The shared experts as one wide one.
         self.shared_up = own(layer.gate_up[:shared].transpose(0, 1).flatten(0, 2))
         self.shared_down = own(layer.down[:shared].permute(1, 0, 2).flatten(1, 2))
         self.grouped = getattr(functional, "grouped_mm", None) or getattr(torch, "_grouped_mm") if self.gate.is_cuda else None
+        # Who takes expert after expert has them as parameters of their own: the gradient of a part of a stack is a whole stack.
+        each = own if self.grouped else lambda t: ParameterList(map(own, t))
+        self.up, self.down = each(up), each(down)
 
     def experts(self, u: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         if self.grouped is not None:
@@ -98,39 +101,54 @@ def graphed(call: Callable[[], object]) -> Callable[[], object]:
     return lambda: (graph.replay(), kept)
 
 
+class Nothing(torch.autograd.Function):
+    """What torch itself takes for a function with the tensors of the layer: it only makes them."""
+
+    @staticmethod
+    def forward(ctx, x, *weights):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, *weights)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, dy):  # type: ignore[no-untyped-def]
+        return tuple(torch.empty_like(t) for t in ctx.saved_tensors)
+
+
 def call_cost(device: str, threads: int) -> None:
-    """Microseconds of one token through a layer of almost no work, from Python and from C++, in turns; the least of each. On a
-    GPU, of launching it."""
+    """Microseconds of one token through a layer of almost no work, in turns; the least of many turns. On a GPU, of launching it."""
     cuda = device == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
     layer = MoeLayer(128, 64, 8, 2, 1, dtype=dtype, device=device)
     x, dy = torch.randn(2, 1, 128, device=device).to(dtype)
     weights = list(layer.parameters())
     stream = torch.cuda.current_stream().cuda_stream if cuda else 0
-    calls = 30 if cuda else 500  # fewer launches than a GPU's queue takes
+    calls = 30  # fewer launches than a GPU's queue takes
 
-    def in_python(call: Callable[[], object]) -> float:
-        began = time.perf_counter()
-        for _ in range(calls):
-            call()
-        return (time.perf_counter() - began) / calls
+    def in_python(call: Callable[[], object]) -> Callable[[], float]:
+        return lambda: seconds(call, calls, False)
 
-    def in_cpp(dy: torch.Tensor | None) -> float:
-        return _core.time_calls(ops.config_of(layer.config), x, dy, *(w.detach() for w in weights), calls, threads, stream)
+    def in_cpp(dy: torch.Tensor | None) -> Callable[[], float]:
+        own, config = [w.detach() for w in weights], ops.config_of(layer.config)
+        return lambda: _core.time_calls(config, x, dy, *own, calls, threads, stream)
 
     def forward() -> None:
         with torch.no_grad():
             layer(x)
 
-    both = lambda: torch.autograd.grad(layer(x), weights, dy)  # noqa: E731
-    for name, python, cpp in (("forward", forward, None), ("forward and backward", both, dy)):
-        best = [float("inf"), float("inf")]
-        for _ in range(40):
-            for i, call in enumerate((lambda: in_python(python), lambda: in_cpp(cpp))):
-                best[i] = min(best[i], call())
-                if cuda:
-                    torch.cuda.synchronize()
-        print(f"one call, {name}: {best[0] * 1e6:.1f} us from Python, {best[1] * 1e6:.1f} us from C++", flush=True)
+    sides = {
+        "forward from Python": in_python(forward),
+        "from C++": in_cpp(None),
+        "forward and backward from Python": in_python(lambda: torch.autograd.grad(layer(x), weights, dy)),
+        "from C++ ": in_cpp(dy),
+        "an autograd.Function that does nothing": in_python(lambda: torch.autograd.grad(Nothing.apply(x, *weights), weights, dy)),
+    }
+    best = dict.fromkeys(sides, float("inf"))
+    for _ in range(200):
+        for name, side in sides.items():
+            best[name] = min(best[name], side())
+            if cuda:
+                torch.cuda.synchronize()
+    print("one call: " + ", ".join(f"{name.strip()} {t * 1e6:.1f} us" for name, t in best.items()), flush=True)
 
 
 def main() -> None:
@@ -165,7 +183,7 @@ def main() -> None:
 
         def both(side: torch.nn.Module) -> Callable[[], object]:
             wanted = [x, *side.parameters()]
-            return lambda: torch.autograd.grad(side(x), wanted, dy)
+            return lambda: torch.autograd.grad(side(x), wanted, dy, allow_unused=True)
 
         with torch.no_grad():
             y = by_hand(x).float()

@@ -99,13 +99,13 @@ def raw_backward(
         stream = _raw_stream(device)
     # Gradients have one dtype in the library: the weights', or float32 where these differ.
     weights = (gate, gate_up, down)
-    dtype = gate_up.dtype if gate.dtype == gate_up.dtype else torch.float32
-    grads = [torch.empty_like(w, dtype=dtype, memory_format=torch.contiguous_format) for w in weights]
+    one_dtype = gate.dtype == gate_up.dtype
+    grads = [torch.empty_like(w) if one_dtype else torch.empty_like(w, dtype=torch.float32) for w in weights]
     dy = dy.contiguous()
     while True:
         dx = _core.layer_backward(
             config_of(config),
-            int(kept),
+            to_dlpack(kept),
             to_dlpack(dy),
             to_dlpack(gate),
             _shared(bias),
@@ -117,37 +117,34 @@ def raw_backward(
             stream,
         )
         if dx is not None:
-            return (_taken(dx), *(g.to(w.dtype) for g, w in zip(grads, weights)))
+            return (_taken(dx), *(grads if one_dtype else (g.to(w.dtype) for g, w in zip(grads, weights))))
         # A second backward of one forward (retain_graph), or a copy of `kept`: compute it again, to the same bits.
         kept = raw_forward(x, gate, bias, gate_up, down, config, True, False)[-1]
 
 
 class _Moe(torch.autograd.Function):
+    """y, and the sum of the balance losses if there are any. What has no gradient goes into the list `besides`: every output of
+    an autograd.Function costs microseconds."""
+
     @staticmethod
-    def forward(ctx: Any, x, gate, bias, gate_up, down, config, routing):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, x, gate, bias, gate_up, down, config, routing, besides):  # type: ignore[no-untyped-def]
         y, losses, experts, weights, kept = raw_forward(x, gate, bias, gate_up, down, config, True, routing)
         ctx.save_for_backward(x, gate, bias, gate_up, down, kept)
         ctx.config = config
         ctx.set_materialize_grads(False)
-        fixed = [losses, experts, weights]
-        if has_balance_loss(config):
-            aux = losses.sum().float()
-        else:  # it leads to no graph, which would live as long as who keeps it
-            aux = x.new_zeros((), dtype=torch.float32)
-            fixed.append(aux)
-        ctx.mark_non_differentiable(*(t for t in fixed if t is not None))
-        return y, aux, losses, experts, weights
+        besides += (losses, experts, weights)
+        return y, losses.sum().float() if has_balance_loss(config) else None
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy, d_aux, *_):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, dy, d_aux):  # type: ignore[no-untyped-def]
         x, gate, bias, gate_up, down, kept = ctx.saved_tensors
         if dy is None and d_aux is None:
-            return None, None, None, None, None, None, None
+            return None, None, None, None, None, None, None, None
         if dy is None:
             dy = torch.zeros_like(x)
         dx, d_gate, d_gate_up, d_down = raw_backward(dy, kept, x, gate, bias, gate_up, down, ctx.config, d_aux)
-        return dx, d_gate, None, d_gate_up, d_down, None, None
+        return dx, d_gate, None, d_gate_up, d_down, None, None, None
 
 
 # Under torch.compile. Ops return tensors only, and always as many.
@@ -224,13 +221,15 @@ moe_forward.register_autograd(_op_backward, setup_context=_setup)
 def moe(
     x: Tensor, gate: Tensor, bias: Tensor | None, gate_up: Tensor, down: Tensor, config: str, training: bool, routing: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """y, the sum of the balance losses, their parts, experts and weights."""
+    """y, the sum of the balance losses (None: the layer has none), their parts, experts and weights."""
     if torch.compiler.is_compiling():
         return moe_forward(x, gate, bias, gate_up, down, config, training)[:5]
     if not (x.is_contiguous() and gate.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()):
         x, gate, gate_up, down = x.contiguous(), gate.contiguous(), gate_up.contiguous(), down.contiguous()
     if training:
-        return _Moe.apply(x, gate, bias, gate_up, down, config, routing)
+        besides: list[Tensor | None] = []
+        y, aux = _Moe.apply(x, gate, bias, gate_up, down, config, routing, besides)
+        return y, aux, *besides  # type: ignore[return-value]
     y, _, experts, weights, _ = raw_forward(x, gate, bias, gate_up, down, config, False, routing)
     return y, None, None, experts, weights
 

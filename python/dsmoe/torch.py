@@ -75,7 +75,7 @@ class MoeLayer(nn.Module):
         self.down = nn.Parameter(torch.empty(experts, hidden_size, expert_size, **made))
         bias = torch.zeros(routed_experts, dtype=torch.float32, device=device) if moe.selection_bias else None
         self.register_buffer("gate_bias", bias)
-        self.aux_loss: Tensor | None = None
+        self._aux: Tensor | None = None
         self.losses: Tensor | None = None
         self.experts: Tensor | None = None
         self.weights: Tensor | None = None
@@ -98,12 +98,24 @@ class MoeLayer(nn.Module):
         if made is not None and made.dtype != torch.float32:
             # .bfloat16() means the weights: the bias keeps its values, and only moves.
             self.gate_bias = made.float() if before.is_meta or made.is_meta else before.to(made.device, torch.float32)
-        self.aux_loss = self.losses = self.experts = self.weights = None
+        self._aux = self.losses = self.experts = self.weights = None
         return self
+
+    @property
+    def aux_loss(self) -> Tensor | None:
+        """The sum of the last call's balance losses, if it was one in training and the gradient did not go along with y's."""
+        if self._aux is None and self.losses is not None and not self.attach_aux_loss:  # the layer has no such loss
+            return self.losses.new_zeros((), dtype=torch.float32)
+        return self._aux
+
+    @aux_loss.setter
+    def aux_loss(self, nothing: None) -> None:
+        """None: the last call is forgotten, and its graph with it, which would live until the next one."""
+        self._aux = self.losses = None
 
     # A copy has no last call: its tensors belong to a graph, which can be neither copied nor pickled.
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **dict.fromkeys(("aux_loss", "losses", "experts", "weights"))}
+        return {**self.__dict__, **dict.fromkeys(("_aux", "losses", "experts", "weights"))}
 
     def forward(self, x: Tensor) -> Tensor:
         kind = x.device.type
@@ -128,12 +140,12 @@ class MoeLayer(nn.Module):
         y, aux, losses, experts, weights = ops.moe(
             x, gate, self._buffers.get("gate_bias"), gate_up, down, self.config, training, self.record_routing
         )
-        if training and self.attach_aux_loss:
+        if aux is not None and self.attach_aux_loss:
             y, aux = ops.attach(y, aux), None
         if training:
-            self.aux_loss, self.losses = aux, losses
+            self._aux, self.losses = aux, losses
         elif self.losses is not None:
-            self.aux_loss = self.losses = None
+            self._aux = self.losses = None
         if self.record_routing:
             self.experts, self.weights = experts, weights
         return y if len(shape) <= 3 else y.reshape(shape)

@@ -19,6 +19,7 @@ using namespace nb::literals;
 namespace {
 
 using Array = nb::ndarray<>;
+using PassNumber = nb::ndarray<const std::int64_t, nb::shape<1>, nb::c_contig, nb::device::cpu>;
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kInvalidArgument, message); }
 
@@ -190,9 +191,9 @@ class Waiting {
     return Array(number, 1, &one, owner, nullptr, nb::dtype<std::int64_t>(), nb::device::cpu::value, 0);
   }
   // Nothing, when it had its backward pass already.
-  std::shared_ptr<MoeForward> take(std::int64_t number) {
+  std::shared_ptr<MoeForward> take(const PassNumber& number) {
     const std::lock_guard lock(mutex_);
-    const auto found = passes_.find(number);
+    const auto found = passes_.find(*number.data());
     return found == passes_.end() ? nullptr : std::exchange(found->second, nullptr);
   }
   std::size_t count() {
@@ -276,7 +277,7 @@ double time_calls(const MoeConfig& config, const Array& x_in, const std::optiona
 
 // dx, with the gradients of the weights written over what is in the arrays; None when the pass is not there any more.
 // aux_scale: the gradient of the sum of the balance losses; None: nothing depends on it.
-nb::object layer_backward(const MoeConfig& config, std::int64_t pass, const Array& dy_in, const Array& gate,
+nb::object layer_backward(const MoeConfig& config, const PassNumber& pass, const Array& dy_in, const Array& gate,
                           const std::optional<Array>& gate_bias, const Array& gate_up, const Array& down,
                           const Array& d_gate, const Array& d_gate_up, const Array& d_down,
                           const std::optional<Array>& aux_scale, int threads, std::uintptr_t stream) {

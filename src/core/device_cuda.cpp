@@ -61,12 +61,14 @@ class Blocks {
 
   Block take(const Owner& owner, std::size_t size) {
     const std::lock_guard lock(mutex_);
-    std::multimap<std::size_t, void*>& kept = free_[owner];
-    const auto found = kept.lower_bound(size);
-    if (found == kept.end() || found->first > 2 * size) return {};
-    const Block block{found->second, found->first};
-    kept.erase(found);
-    return block;
+    for (std::multimap<std::size_t, void*>* kept : {&free_[owner], &idle_[std::get<0>(owner)]}) {
+      const auto found = kept->lower_bound(size);
+      if (found == kept->end() || found->first > 2 * size) continue;
+      const Block block{found->second, found->first};
+      kept->erase(found);
+      return block;
+    }
+    return {};
   }
   void keep(Owner owner, const Block& block) {
     const std::lock_guard lock(mutex_);
@@ -87,6 +89,13 @@ class Blocks {
     free_[{device, stream, 0}].merge(found->second);
     free_.erase({device, stream, capture});
   }
+  // The same for a graph of somebody else, of which nothing runs any more.
+  void end_graph(const Owner& owner) {
+    const std::lock_guard lock(mutex_);
+    gone_.insert(std::get<2>(owner));
+    idle_[std::get<0>(owner)].merge(free_[owner]);
+    free_.erase(owner);
+  }
   // All free blocks of one owner become another's.
   void hand_over(const Owner& from, const Owner& to) {
     const std::lock_guard lock(mutex_);
@@ -103,6 +112,8 @@ class Blocks {
       for (auto& [size, memory] : kept) cudaFree(memory);
       kept.clear();
     }
+    for (auto& [size, memory] : idle_[device]) cudaFree(memory);
+    idle_[device].clear();
   }
   void count(int device, std::ptrdiff_t bytes) {
     const std::lock_guard lock(mutex_);
@@ -116,6 +127,7 @@ class Blocks {
  private:
   std::mutex mutex_;
   std::map<Owner, std::multimap<std::size_t, void*>> free_;
+  std::map<int, std::multimap<std::size_t, void*>> idle_;  // of a device, for any work
   std::map<int, Usage> usage_;
   std::set<Owner> seen_;               // of captures
   std::set<unsigned long long> gone_;  // captures
@@ -145,11 +157,11 @@ Capture capture_at(Stream stream) {
 unsigned long long capture_of(Stream stream) { return capture_at(stream).id; }
 
 // A graph that somebody else captures (PyTorch, say) takes along what ends its hold on our memory: CUDA calls it when the
-// graph and all that was made of it are gone.
+// graph, all that was made of it and all launches of that are over.
 void end_with_graph(const Owner& owner, cudaGraph_t graph) {
   const auto gone = [](void* p) {
     const std::unique_ptr<Owner> o(static_cast<Owner*>(p));
-    blocks().end_capture(std::get<0>(*o), std::get<1>(*o), std::get<2>(*o));
+    blocks().end_graph(*o);
   };
   cudaUserObject_t object = nullptr;
   check_cuda(cudaUserObjectCreate(&object, new Owner(owner), gone, 1, cudaUserObjectNoDestructorSync), "graph");

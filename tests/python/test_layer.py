@@ -73,8 +73,7 @@ def test_backward_against_differences():
     grads = [np.full_like(w, np.nan) for w in (gate, gate_up, down)]
     *_, kept = _core.layer_forward(config(), x, gate, None, gate_up, down, True)
     kept = taken(kept)  # what holds the pass
-    number = int(kept[0])
-    dx = taken(_core.layer_backward(config(), number, dy, gate, None, gate_up, down, *grads))
+    dx = taken(_core.layer_backward(config(), kept, dy, gate, None, gate_up, down, *grads))
     arrays = [x, gate, gate_up, down]
     rng = np.random.default_rng(2)
     for i, gradient in enumerate([dx, *grads]):
@@ -93,11 +92,12 @@ def test_a_pass_has_one_backward_and_goes_with_its_array():
     grads = [np.empty_like(w) for w in (gate, gate_up, down)]
     before = _core.waiting_passes()
     kept = taken(_core.layer_forward(config(), x, gate, None, gate_up, down, True)[-1])
-    number = int(kept[0])
     call = lambda n: _core.layer_backward(config(), n, x, gate, None, gate_up, down, *grads)
-    assert call(number) is not None
-    assert call(number) is None
-    assert call(10**9) is None
+    assert call(kept) is not None
+    assert call(kept) is None
+    assert call(np.array([10**9])) is None
+    with pytest.raises(TypeError):
+        call(np.array([1, 2]))
     del kept
     gc.collect()
     assert _core.waiting_passes() == before
@@ -150,4 +150,4 @@ def test_arrays_on_different_devices_are_refused():
     grads = dict(zip(("d_gate", "d_gate_up", "d_down"), (np.empty_like(a) for a in made()[1:])))
     dy, *weights = (on_gpu(arrays[n], 1) for n in ("x", "gate", "gate_up", "down"))
     with pytest.raises(dsmoe.Error, match="^the gradient of gate is on the CPU and dy on cuda:1; move"):
-        _core.layer_backward(config(), 0, dy, weights[0], None, weights[1], weights[2], **grads)
+        _core.layer_backward(config(), np.array([0]), dy, weights[0], None, weights[1], weights[2], **grads)
