@@ -143,7 +143,7 @@ def call_cost(device: str, threads: int) -> None:
         "an autograd.Function that does nothing": in_python(lambda: torch.autograd.grad(Nothing.apply(x, *weights), weights, dy)),
     }
     best = dict.fromkeys(sides, float("inf"))
-    for _ in range(200):
+    for _ in range(100):
         for name, side in sides.items():
             best[name] = min(best[name], side())
             if cuda:

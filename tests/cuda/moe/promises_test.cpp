@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 
 #include "core/device.h"
 #include "core/log.h"
@@ -286,24 +287,23 @@ TEST_F(CudaPromises, AGraphGivesTheSameBits) {
   EXPECT_EQ(eager.losses.total(), fetch_losses(captured.ctx, out).total());
 }
 
-// A graph that the library did not make, as this one and PyTorch's, gives its memory back when it is destroyed.
+// A graph that the library did not make, as this one and PyTorch's, gives its memory back when it is destroyed: the next
+// ones have it. Not at once, since CUDA says on a thread of its own that a graph is gone.
 TEST_F(CudaPromises, AGraphsMemoryComesBack) {
-  constexpr int kGraphs = 40;
+  constexpr std::size_t kGraphs = 40;
   const Inputs in = random_inputs({"memory", 3000, 256, 136, 16, 2, 4}, DType::kBF16, 9);
   Captured captured;
   const GpuLayer gpu(captured.ctx, in);
   const Tensor want = captured.ctx.fetch(gpu.forward(captured.ctx, false).y);
-  std::size_t before = 0, after = 0, total = 0;
-  for (int i = 0; i < kGraphs; ++i) {
+  std::set<const void*> places;
+  for (std::size_t i = 0; i < kGraphs; ++i) {
     MoeForward out;
     captured.capture([&] { out = gpu.forward(captured.ctx, false); });
     captured.launch();
     EXPECT_TRUE(same_bits(captured.ctx.fetch(out.y), want));
-    check(cudaMemGetInfo(i < 5 ? &before : &after, &total));
+    places.insert(out.y.raw());
   }
-  // Each holds y at least. Some may be on their way: CUDA says on a thread of its own that a graph is gone.
-  EXPECT_LT(static_cast<double>(before) - static_cast<double>(after),
-            (kGraphs - 5) / 2 * static_cast<double>(want.bytes()));
+  EXPECT_LT(places.size(), kGraphs / 2);
 }
 
 // The memory of a captured pass stays the graph's: calls after the capture, larger ones and equal ones with other numbers,
