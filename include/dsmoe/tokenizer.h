@@ -1,4 +1,5 @@
-// Text to token ids and back: Hugging Face byte-level BPE, with the pipeline that tokenizer.json describes.
+// Text to token ids and back: Hugging Face BPE, byte-level or of characters with byte_fallback (SentencePiece's kind), with
+// the pipeline that tokenizer.json describes.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,10 @@ struct TokenizerParts {
   std::vector<AddedToken> added_tokens;  // their ids may lie in vocab (with the same text or "") or beyond it
   std::string pre_tokenizer;             // as in tokenizer.json; see pre_tokenizer_json()
   bool nfc = false;                      // texts are brought into Unicode's form NFC first
-  bool ignore_merges = false;            // a piece that is a token as a whole becomes that token
+  // Tokens are characters: " a" is "▁a" in vocab, "<0x0A>" is a byte. There is no pre_tokenizer and no nfc then.
+  bool byte_fallback = false;
+  bool prefix_space = false;                               // of characters: a text gets a space in front
+  bool ignore_merges = false;                              // a piece that is a token as a whole becomes that token
   std::string bos_token, eos_token, pad_token, unk_token;  // "" for none
   bool add_bos = false;
   bool add_eos = false;
@@ -64,6 +68,7 @@ struct EncodeOptions {
 
 struct DecodeOptions {
   bool skip_special = false;
+  bool continues = false;  // the ids go on with a text, so their first word keeps its space where a text's loses it
 };
 
 // A handle: copying it is cheap, and all const functions may be called from several threads at once.
@@ -83,8 +88,10 @@ class Tokenizer {
   // Always well-formed UTF-8: bytes that are no character become U+FFFD. An id without a token adds nothing.
   std::string decode(std::span<const std::int32_t> ids, const DecodeOptions& options = {}) const;
 
-  std::string_view bytes(std::int32_t id) const;  // decode() concatenates these; may be part of a character
-  std::string piece(std::int32_t id) const;       // the same for display: a byte that is no character as <0xE4>
+  // decode() concatenates these, without the very first space where a text's first word has one; may be part of a
+  // character.
+  std::string_view bytes(std::int32_t id) const;
+  std::string piece(std::int32_t id) const;  // the same for display: a byte that is no character as <0xE4>
 
   std::int32_t vocab_size() const;  // the highest id + 1
   std::optional<std::int32_t> bos_id() const;
@@ -104,6 +111,7 @@ class Tokenizer {
  private:
   friend class StreamDecoder;
   struct Impl;
+  bool strips_first(const DecodeOptions& options) const;
   explicit Tokenizer(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<const Impl> impl_;
 };
@@ -120,6 +128,7 @@ class StreamDecoder {
   Tokenizer tokenizer_;
   DecodeOptions options_;
   std::string held_;  // at most 3 bytes between calls
+  bool begun_ = false;
 };
 
 }  // namespace dsmoe

@@ -50,9 +50,11 @@ constexpr Refused kRefused[] = {
     {"use_parallel_residual", 0, "attention beside the MLP is not supported"},
 };
 
-// Keys that say nothing about what is computed, or follow from others.
+// Keys that say nothing about what is computed, or follow from others. The width of the shared experts is that of their
+// tensors: llama.cpp's converter writes intermediate_size / num_key_value_heads for ERNIE, which is right by chance alone.
 constexpr std::string_view kSilent[] = {"rope.scaling.finetuned", "rope.scaling.original_context_length",
-                                        "attention.layer_norm_epsilon", "tensor_data_layout"};
+                                        "attention.layer_norm_epsilon", "expert_shared_feed_forward_length",
+                                        "tensor_data_layout"};
 
 // A number or a flag; NaN for anything else.
 double number_of(const GgufMetadata& m, const std::string& key) {
@@ -93,16 +95,13 @@ void check_gguf_keys(const GgufMetadata& m, std::string_view prefix, std::span<c
     if (!in(read, r.name)) refuse(m, key(r.name), r.usual, r.name != "attention.causal", r.why);
   refuse(m, key("attention.scale"), 1 / std::sqrt(static_cast<double>(c.head_dim())), true,
          "only 1 / sqrt(head size) is supported");
-  const auto shared_width = static_cast<double>(c.shared_experts() * c.moe_intermediate_size);
-  refuse(m, key("expert_shared_feed_forward_length"), shared_width, true, "it must follow from the other sizes");
 
   std::string unknown;
   for (const GgufMetadata::Entry& entry : m.entries()) {
     if (!entry.key.starts_with(prefix)) continue;
     const std::string_view name = std::string_view(entry.key).substr(prefix.size());
-    const bool checked =
-        name == "attention.scale" || name == "expert_shared_feed_forward_length" ||
-        std::any_of(std::begin(kRefused), std::end(kRefused), [&](const Refused& r) { return r.name == name; });
+    const bool checked = name == "attention.scale" || std::any_of(std::begin(kRefused), std::end(kRefused),
+                                                                  [&](const Refused& r) { return r.name == name; });
     if (!checked && !in(read, name) && !in(kSilent, name))
       unknown += fmt::format("{}{}", unknown.empty() ? "" : ", ", in_quotes(entry.key));
   }

@@ -40,6 +40,7 @@ struct GgufArchitecture {
   bool dense_layers = false;                   // leading_dense_block_count is read
   bool further_layers = false;                 // block_count counts those of nextn_predict_layers, which are passed over
   bool shared_width = false;                   // expert_shared_feed_forward_length is written
+  bool layer_step = false;                     // interleave_moe_layer_step is written: 1, as every layer is a MoE layer
 };
 
 const GgufArchitecture& gguf_architecture_of(std::string_view model_type);  // an Error for a family that has none

@@ -6,6 +6,7 @@
 #include "core/json_read.h"
 #include "core/log.h"
 #include "core/printable.h"
+#include "formats/gguf_scores.h"
 #include "tokenizer/byte_level.h"
 
 namespace dsmoe {
@@ -23,6 +24,10 @@ constexpr const char* kPre = "tokenizer.ggml.pre";
 constexpr const char* kTokens = "tokenizer.ggml.tokens";
 constexpr const char* kTypes = "tokenizer.ggml.token_type";
 constexpr const char* kMerges = "tokenizer.ggml.merges";
+constexpr const char* kScores = "tokenizer.ggml.scores";
+constexpr const char* kUnk = "tokenizer.ggml.unknown_token_id";
+constexpr const char* kSpacePrefix = "tokenizer.ggml.add_space_prefix";
+constexpr const char* kCharacters = "llama";  // a vocabulary of characters, in kModel
 constexpr const char* kTemplate = "tokenizer.chat_template";
 constexpr const char* kJson = "tokenizer.huggingface.json";
 constexpr const char* kConfigJson = "dsmoe.tokenizer_config_json";
@@ -90,6 +95,24 @@ std::string pipeline_name(const Json& file) {
   return name;
 }
 
+// Whether a text gets a space in front, of a vocabulary of characters. What the format takes for granted: spaces are marks,
+// and the text is one piece. A Metaspace puts no second mark before one that is there, and with "first" none behind an
+// added token, which other readers of such files do.
+bool prefix_space(const Json& file) {
+  const Json pre = file.value("pre_tokenizer", Json()), normalizer = file.value("normalizer", Json());
+  const auto type = [](const Json& part) { return part.is_object() ? part.value("type", "") : std::string(); };
+  const std::string mark = "\u2581";
+  if (type(pre) == "Metaspace" && normalizer.is_null() && pre.value("replacement", "") == mark && !pre.value("split", true))
+    return pre.value("prepend_scheme", "always") != "never";
+  const Json steps = type(normalizer) == "Sequence" ? normalizer.value("normalizers", Json::array()) : Json{normalizer};
+  const bool prefix = !steps.empty() && type(steps[0]) == "Prepend" && steps[0].value("prepend", "") == mark;
+  const Json marks = steps.size() == (prefix ? 2u : 1u) ? steps.back() : Json();
+  if (!pre.is_null() || type(marks) != "Replace" || marks.value("content", "") != mark ||
+      marks.value("pattern", Json()) != Json{{"String", " "}})
+    cannot_carry("only a mark for every space, and perhaps one in front, is known there for a vocabulary of characters");
+  return prefix;
+}
+
 // One way of cutting a text has several names.
 std::string pre_tokenizer_key(const GgufMetadata& m) {
   const std::string pre = m.text(kPre);
@@ -103,13 +126,35 @@ AddedToken added_token(std::int32_t id, const std::string& text, bool special) {
   return {.id = id, .content = text, .special = special};
 }
 
-TokenizerParts read_parts(const GgufMetadata& m) {
-  TokenizerParts parts;
+bool of_characters(const GgufMetadata& m) { return m.text(kModel) == kCharacters; }
+
+// Tokens that may be joined, or be what others are joined to: neither those found in a text before that, nor bytes.
+std::vector<bool> joining(std::span<const std::int64_t> types) {
+  std::vector<bool> joins;
+  for (const std::int64_t type : types) joins.push_back(type == kNormal);
+  return joins;
+}
+
+void read_byte_pieces(const GgufMetadata& m, TokenizerParts& parts) {
   parts.pre_tokenizer = pre_tokenizer_json(pre_tokenizer_key(m));
   parts.ignore_merges = m.text(kPre).starts_with("llama");
   parts.nfc = implies_nfc(m.text(kPre));
-  parts.vocab = m.texts(kTokens);
   parts.merges = m.texts(kMerges);
+}
+
+void read_character_pieces(const GgufMetadata& m, std::span<const std::int64_t> types, TokenizerParts& parts) {
+  const std::vector<double> scores = m.numbers(kScores);
+  if (scores.size() != parts.vocab.size())
+    fail(ErrorCode::kFormat, "{}: {} tokens but {} scores", m.where(), parts.vocab.size(), scores.size());
+  parts.merges = merges_of_scores(parts.vocab, scores, joining(types));
+  parts.prefix_space = m.boolean(kSpacePrefix, true);
+}
+
+TokenizerParts read_parts(const GgufMetadata& m) {
+  TokenizerParts parts;
+  parts.byte_fallback = of_characters(m);
+  if (!parts.byte_fallback) read_byte_pieces(m, parts);
+  parts.vocab = m.texts(kTokens);
   std::vector<std::int64_t> types(parts.vocab.size(), kNormal);
   if (m.contains(kTypes)) types = m.integers(kTypes);
   if (types.size() != parts.vocab.size())
@@ -126,15 +171,19 @@ TokenizerParts read_parts(const GgufMetadata& m) {
   parts.bos_token = named(kBos);
   parts.eos_token = named(kEos);
   parts.pad_token = named(kPad);
+  if (parts.byte_fallback) {
+    parts.unk_token = named(kUnk);
+    read_character_pieces(m, types, parts);
+  }
   for (std::size_t i = 0; i < types.size(); ++i) {
     if (types[i] == kUnused) parts.vocab[i].clear();
     if (types[i] == kControl || types[i] == kUserDefined || types[i] == kUnknown)
       parts.added_tokens.push_back(added_token(static_cast<std::int32_t>(i), parts.vocab[i], types[i] != kUserDefined));
-    if (types[i] == kByte)
+    if (types[i] == kByte && !parts.byte_fallback)
       fail(ErrorCode::kUnsupported, "{}: token {} stands for a single byte, which a byte-level vocabulary has none of",
            m.where(), i);
   }
-  parts.add_bos = m.boolean(kAddBos, parts.ignore_merges && !parts.bos_token.empty());
+  parts.add_bos = m.boolean(kAddBos, (parts.ignore_merges || parts.byte_fallback) && !parts.bos_token.empty());
   parts.add_eos = m.boolean(kAddEos, false);
   parts.chat_template = m.text(kTemplate, "");
   return parts;
@@ -154,11 +203,30 @@ Ends ends_of(const Tokenizer& tokenizer) {
   return ends;
 }
 
+std::vector<std::string> merge_texts(const Json& file) {
+  std::vector<std::string> merges;
+  for (const Json& merge : file.at("model").at("merges")) merges.push_back(merge_text(merge));
+  return merges;
+}
+
+// Of a vocabulary of characters, whose merges are scores here.
+bool same_scores(const GgufMetadata& m, const Json& file) {
+  const std::vector<std::string> tokens = m.texts(kTokens);
+  const std::vector<std::int64_t> types = m.integers(kTypes);
+  if (!m.contains(kScores) || tokens.size() != types.size()) return false;
+  const std::vector<float> ours = scores_of_merges(tokens, merge_texts(file), joining(types));
+  const std::vector<double> theirs = m.numbers(kScores);
+  return std::equal(ours.begin(), ours.end(), theirs.begin(), theirs.end()) &&
+         prefix_space(file) == m.boolean(kSpacePrefix, true);
+}
+
 // Whether the format's own keys still describe the vocabulary, merges and pre-tokenizer of tokenizer.json.
 bool same_model(const GgufMetadata& m, const Tokenizer& tokenizer) {
   const std::string& pre = tokenizer.pre_tokenizer();
-  if (m.contains(kPre) && (pre.empty() ? "" : pre_tokenizer_name(pre)) != pre_tokenizer_key(m)) return false;
-  if (m.contains(kMerges) && !tokenizer.has_merges(m.texts(kMerges))) return false;
+  const bool characters = of_characters(m);
+  if (!characters && m.contains(kPre) && (pre.empty() ? "" : pre_tokenizer_name(pre)) != pre_tokenizer_key(m)) return false;
+  if (!characters && m.contains(kMerges) && !tokenizer.has_merges(m.texts(kMerges))) return false;
+  if (characters && !same_scores(m, json_read::parse(tokenizer.to_json(), "tokenizer.json"))) return false;
   const std::vector<std::string> texts = m.texts(kTokens);
   const std::vector<std::int64_t> types = m.integers(kTypes);
   if (types.size() != texts.size() || tokenizer.vocab_size() > static_cast<std::int64_t>(texts.size())) return false;
@@ -167,7 +235,7 @@ bool same_model(const GgufMetadata& m, const Tokenizer& tokenizer) {
     const std::string_view bytes = tokenizer.bytes(id);
     // A token that tokenizer_config.json alone makes special is a normal one here.
     if (tokenizer.is_special(id) ? types[i] == kUserDefined : types[i] == kControl) return false;
-    if (bytes.empty() ? types[i] != kUnused : bytes != texts[i] && byte_level::encode(bytes) != texts[i]) return false;
+    if (bytes.empty() ? types[i] != kUnused : tokenizer.id_of(texts[i]) != id) return false;
   }
   return true;
 }
@@ -234,14 +302,39 @@ Tokenizer with_keys(const GgufMetadata& m, const Tokenizer& tokenizer) {
   return Tokenizer::from_json(file.dump(), edited.config_json(), jinja);
 }
 
+void put_merges(const Json& file, const Tokens& tokens, GgufMetadata& m) {
+  m.set(kModel, GgufValue::string("gpt2"));
+  m.set(kPre, GgufValue::string(pipeline_name(file)));
+  m.set(kTokens, GgufValue::strings(tokens.texts));
+  m.set(kMerges, GgufValue::strings(merge_texts(file)));
+}
+
+void put_scores(const Json& file, Tokens& tokens, GgufMetadata& m) {
+  const Json unk = file.at("model").value("unk_token", Json());
+  std::int64_t unknown = -1;
+  for (std::size_t i = 0; unk.is_string() && i < tokens.texts.size(); ++i)
+    if (tokens.texts[i] == unk.get<std::string>()) unknown = static_cast<std::int64_t>(i), tokens.types[i] = kUnknown;
+  const std::vector<std::int64_t> types(tokens.types.begin(), tokens.types.end());
+  const bool prefix = prefix_space(file);
+  const std::vector<float> scores = scores_of_merges(tokens.texts, merge_texts(file), joining(types));
+  if (scores.empty())
+    cannot_carry("it joins only some of the tokens whose sum is a token, where readers of such files join them all");
+  m.set(kModel, GgufValue::string(kCharacters));
+  m.set(kPre, GgufValue::string("default"));
+  m.set(kTokens, GgufValue::strings(tokens.texts));
+  m.set(kScores, GgufValue::f32s(scores));
+  m.set(kSpacePrefix, GgufValue::boolean(prefix));
+  if (unknown >= 0) m.set(kUnk, GgufValue::u32(static_cast<std::uint32_t>(unknown)));
+}
+
 }  // namespace
 
 std::optional<Tokenizer> tokenizer_from_gguf(const GgufMetadata& m) {
   const std::string model = m.text(kModel, "none");
   if (model == "none" || model == "no_vocab") return std::nullopt;
-  if (model != "gpt2")
-    fail(ErrorCode::kUnsupported, "{}: tokenizer {} is not supported, only \"gpt2\" (byte-level BPE) is", m.where(),
-         in_quotes(model));
+  if (model != "gpt2" && model != kCharacters)
+    fail(ErrorCode::kUnsupported, "{}: tokenizer {} is not supported, only \"gpt2\" (byte-level BPE) and \"{}\" are",
+         m.where(), in_quotes(model), kCharacters);
   try {
     if (m.contains(kJson)) {
       const Tokenizer tokenizer = Tokenizer::from_json(m.text(kJson), m.text(kConfigJson, ""));
@@ -261,24 +354,20 @@ void put_no_tokenizer(GgufMetadata& m) { m.set(kModel, GgufValue::string("no_voc
 
 void put_tokenizer(const Tokenizer& tokenizer, std::int64_t vocab_size, GgufMetadata& m) {
   const Json file = json_read::parse(tokenizer.to_json(), "tokenizer.json");
-  const std::string name = pipeline_name(file);
+  const bool characters = file.at("model").value("byte_fallback", Json()) == Json(true);
   Tokens tokens(static_cast<std::size_t>(vocab_size));
-  for (const auto& [text, id] : file.at("model").at("vocab").items()) tokens.set(id.get<std::int64_t>(), text, kNormal);
+  for (const auto& [text, id] : file.at("model").at("vocab").items()) {
+    const bool byte = characters && text.size() == 6 && text.starts_with("<0x") && text.ends_with('>');
+    tokens.set(id.get<std::int64_t>(), text, byte ? kByte : kNormal);
+  }
   for (const Json& t : file.value("added_tokens", Json::array())) {
     const auto id = t.at("id").get<std::int32_t>();
     tokens.set(id, t.at("content").get<std::string>(), tokenizer.is_special(id) ? kControl : kUserDefined);
   }
-  std::vector<std::string> merges;
-  for (const Json& merge : file.at("model").at("merges")) merges.push_back(merge_text(merge));
-
   const Ends ends = ends_of(tokenizer);
   if (ends.others) cannot_carry("it puts other tokens than bos and eos around a text");
-
-  m.set(kModel, GgufValue::string("gpt2"));
-  m.set(kPre, GgufValue::string(name));
-  m.set(kTokens, GgufValue::strings(tokens.texts));
+  characters ? put_scores(file, tokens, m) : put_merges(file, tokens, m);
   m.set(kTypes, GgufValue::i32s(tokens.types));
-  m.set(kMerges, GgufValue::strings(merges));
   const auto put_id = [&](const char* key, std::optional<std::int32_t> id) {
     if (id) m.set(key, GgufValue::u32(static_cast<std::uint32_t>(*id)));
   };

@@ -19,7 +19,9 @@ namespace {
 bool is_matrix(const GgufTensor& t) { return is_matrix(t.shape, t.traits); }
 
 Tensor checked(const io::GgufFile& file, const GgufTensor& t) {
-  const Tensor tensor = file.tensor(t.name);
+  Tensor tensor = file.tensor(t.name);
+  // The format does not tell [n] from [1, n]; llama.cpp's converter writes the gate of shared experts as the latter.
+  if (t.shape.rank() == 1 && tensor.shape() == Shape({1, t.shape[0]})) tensor = tensor.reshape(t.shape);
   if (tensor.shape() != t.shape)
     fail(ErrorCode::kFormat, "{}: tensor '{}' is {}, expected {}", file.path(), t.name, tensor.shape(), t.shape);
   const DType dtype = tensor.dtype();

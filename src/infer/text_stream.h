@@ -10,10 +10,10 @@ namespace dsmoe {
 
 class TextStream {
  public:
-  // Special tokens are no text, but for those that are shown.
+  // Special tokens are no text, but for those that are shown. What comes goes on with the prompt's text.
   TextStream(Tokenizer tokenizer, std::vector<std::string> stop, std::vector<std::int32_t> shown = {})
       : tokenizer_(tokenizer),
-        decoder_(std::move(tokenizer), {.skip_special = true}),
+        decoder_(std::move(tokenizer), {.skip_special = true, .continues = true}),
         stop_(std::move(stop)),
         shown_(std::move(shown)) {}
 

@@ -171,6 +171,12 @@ GgufValue GgufValue::i32s(std::span<const std::int32_t> values) {
   return v;
 }
 
+GgufValue GgufValue::f32s(std::span<const float> values) {
+  GgufValue v = array(GgufType::kF32, values.size());
+  for (const float value : values) store(v.bytes, value);
+  return v;
+}
+
 const GgufValue* GgufMetadata::find(std::string_view key) const {
   const auto it = index_.find(std::string(key));
   return it == index_.end() ? nullptr : &entries_[it->second].value;
@@ -261,6 +267,20 @@ std::vector<std::int64_t> GgufMetadata::integers(std::string_view key) const {
     const auto number = load_integer(head.type, head.elements + i * step);
     if (!number) wrong_type(key, value, "an array of integers of at most 63 bits");
     out.push_back(*number);
+  }
+  return out;
+}
+
+std::vector<double> GgufMetadata::numbers(std::string_view key) const {
+  const GgufValue& value = expect(key);
+  const GgufType type = value.type == GgufType::kArray ? array_head(value).type : GgufType::kString;
+  if (type != GgufType::kF32 && type != GgufType::kF64) wrong_type(key, value, "an array of floating numbers");
+  const ArrayHead head = array_head(value);
+  std::vector<double> out;
+  const std::size_t step = fixed_size(type);
+  for (std::uint64_t i = 0; i < head.count; ++i) {
+    const char* const at = head.elements + i * step;
+    out.push_back(type == GgufType::kF32 ? static_cast<double>(load<float>(at)) : load<double>(at));
   }
   return out;
 }

@@ -26,6 +26,7 @@ struct GgufValue {
   static GgufValue string(std::string_view text);
   static GgufValue strings(std::span<const std::string> texts);
   static GgufValue i32s(std::span<const std::int32_t> values);
+  static GgufValue f32s(std::span<const float> values);
 
   friend bool operator==(const GgufValue&, const GgufValue&) = default;
 };
@@ -53,6 +54,7 @@ class GgufMetadata {
   std::string text(std::string_view key) const;
   std::vector<std::string> texts(std::string_view key) const;
   std::vector<std::int64_t> integers(std::string_view key) const;
+  std::vector<double> numbers(std::string_view key) const;  // of floating types
 
   // The same with a value for a key that is missing.
   std::int64_t integer(std::string_view key, std::int64_t otherwise) const {

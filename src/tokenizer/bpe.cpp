@@ -7,6 +7,7 @@
 #include "core/fail.h"
 #include "core/json_read.h"
 #include "core/printable.h"
+#include "core/utf8.h"
 #include "tokenizer/byte_level.h"
 
 namespace dsmoe {
@@ -26,9 +27,6 @@ void refuse_extras(const nlohmann::json& model) {
   if (type && *type != "BPE")
     fail(ErrorCode::kUnsupported, "{}: type {} is not supported (only BPE is)", kModelPlace,
          in_quotes(type->is_string() ? type->get_ref<const std::string&>() : json_read::shown(*type)));
-  if (json_read::get_or(model, "byte_fallback", false, kModelPlace))
-    fail(ErrorCode::kUnsupported, "{}: byte_fallback is not supported (a byte-level vocabulary has no use for it)",
-         kModelPlace);
   if (const auto* dropout = json_read::find(model, "dropout"); dropout && *dropout != 0)
     fail(ErrorCode::kUnsupported, "{}: dropout is not supported", kModelPlace);
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
@@ -46,9 +44,16 @@ Bpe::Bpe(const nlohmann::json& model, Vocab& vocab) {
       fail(ErrorCode::kFormat, "{}: the id of the token {} is not a number that fits", kModelPlace, in_quotes(token));
     vocab.add(*number, token);
   }
+  of_characters_ = json_read::get_or(model, "byte_fallback", false, kModelPlace);
+  if (of_characters_ == vocab.decoder().byte_level)
+    fail(ErrorCode::kUnsupported, "{}: byte_fallback is {}, which does not go with the decoder {}", kModelPlace,
+         of_characters_, of_characters_ ? "ByteLevel" : "ByteFallback");
   for (unsigned b = 0; b < 256; ++b) {
     const char byte = static_cast<char>(b);
-    byte_ids_[b] = vocab.id_of(byte_level::encode({&byte, 1})).value_or(-1);
+    const std::string token = of_characters_ ? byte_token(static_cast<unsigned char>(b)) : byte_level::encode({&byte, 1});
+    byte_ids_[b] = vocab.id_of(token).value_or(-1);
+    if (of_characters_ && byte_ids_[b] < 0)
+      fail(ErrorCode::kUnsupported, "{}: byte_fallback without a token {} is not supported", kModelPlace, token);
   }
   read_merges(json_read::array(model, "merges", kModelPlace), vocab);
   ignore_merges_ = json_read::get_or(model, "ignore_merges", false, kModelPlace);
@@ -114,8 +119,7 @@ const Bpe::Merge& Bpe::find(std::int32_t left, std::int32_t right) const {
   return table_[at];
 }
 
-void Bpe::fill_symbols(std::string_view piece, std::vector<BpeScratch::Symbol>& symbols) const {
-  symbols.clear();
+void Bpe::fill_bytes(std::string_view piece, std::vector<BpeScratch::Symbol>& symbols) const {
   bool after_unk = false;
   for (const char c : piece) {
     const auto byte = static_cast<unsigned char>(c);
@@ -128,11 +132,20 @@ void Bpe::fill_symbols(std::string_view piece, std::vector<BpeScratch::Symbol>& 
       id = unk_;
     }
     after_unk = unknown;
-    const auto at = static_cast<std::int32_t>(symbols.size());
-    symbols.push_back({id, kNoRank, at - 1, at + 1});
+    symbols.push_back({id, kNoRank, 0, 0});
   }
-  symbols.back().next = -1;
-  for (std::size_t i = 0; i + 1 < symbols.size(); ++i) symbols[i].rank = find(symbols[i].id, symbols[i + 1].id).rank;
+}
+
+void Bpe::fill_characters(std::string_view piece, const Vocab& vocab, std::vector<BpeScratch::Symbol>& symbols) const {
+  for (std::size_t at = 0; at < piece.size();) {
+    const std::string_view character = piece.substr(at, utf8::sequence_at(piece, at).length);
+    at += character.size();
+    if (const auto id = vocab.model_id_of(character)) {
+      symbols.push_back({*id, kNoRank, 0, 0});
+      continue;
+    }
+    for (const char byte : character) symbols.push_back({byte_ids_[static_cast<unsigned char>(byte)], kNoRank, 0, 0});
+  }
 }
 
 void Bpe::merge_short(std::vector<BpeScratch::Symbol>& symbols) const {
@@ -188,14 +201,23 @@ void Bpe::merge_long(BpeScratch& scratch) const {
 void Bpe::encode(std::string_view piece, const Vocab& vocab, BpeScratch& scratch, std::vector<std::int32_t>& out) const {
   if (piece.empty()) return;
   if (ignore_merges_) {
-    if (const auto id = vocab.model_id_of(byte_level::encode(piece))) return out.push_back(*id);
+    if (const auto id = vocab.model_id_of(of_characters_ ? std::string(piece) : byte_level::encode(piece)))
+      return out.push_back(*id);
   }
-  fill_symbols(piece, scratch.symbols);
-  if (scratch.symbols.size() <= kShort)
-    merge_short(scratch.symbols);
+  auto& symbols = scratch.symbols;
+  symbols.clear();
+  of_characters_ ? fill_characters(piece, vocab, symbols) : fill_bytes(piece, symbols);
+  for (std::size_t i = 0; i < symbols.size(); ++i) {
+    const bool last = i + 1 == symbols.size();
+    symbols[i].previous = static_cast<std::int32_t>(i) - 1;
+    symbols[i].next = last ? -1 : static_cast<std::int32_t>(i) + 1;
+    if (!last) symbols[i].rank = find(symbols[i].id, symbols[i + 1].id).rank;
+  }
+  if (symbols.size() <= kShort)
+    merge_short(symbols);
   else
     merge_long(scratch);
-  for (const auto& symbol : scratch.symbols) out.push_back(symbol.id);
+  for (const auto& symbol : symbols) out.push_back(symbol.id);
 }
 
 }  // namespace dsmoe

@@ -32,9 +32,11 @@ struct BpeScratch {
 
 class Bpe {
  public:
-  // Reads "vocab" into the vocabulary and "merges" into its own table. What the model asks for beyond plain
-  // byte-level BPE is refused by name.
+  // Reads "vocab" into the vocabulary and "merges" into its own table. Pieces begin as the tokens of their bytes, or, with
+  // byte_fallback, as those of their characters and of the bytes of a character that is none. What the model asks for
+  // beyond that is refused by name.
   Bpe(const nlohmann::json& model, Vocab& vocab);
+  bool of_characters() const { return of_characters_; }  // byte_fallback
   bool has_merges(std::span<const std::string> merges, const Vocab& vocab) const;
   void encode(std::string_view piece, const Vocab& vocab, BpeScratch& scratch, std::vector<std::int32_t>& out) const;
 
@@ -50,7 +52,8 @@ class Bpe {
   void read_merges(const nlohmann::json& merges, const Vocab& vocab);
   void insert(std::int32_t left, std::int32_t right, std::int32_t rank, std::int32_t id);
   const Merge& find(std::int32_t left, std::int32_t right) const;
-  void fill_symbols(std::string_view piece, std::vector<BpeScratch::Symbol>& symbols) const;
+  void fill_bytes(std::string_view piece, std::vector<BpeScratch::Symbol>& symbols) const;
+  void fill_characters(std::string_view piece, const Vocab& vocab, std::vector<BpeScratch::Symbol>& symbols) const;
   void merge_short(std::vector<BpeScratch::Symbol>& symbols) const;
   void merge_long(BpeScratch& scratch) const;
 
@@ -61,6 +64,7 @@ class Bpe {
   std::int32_t unk_ = -1;
   bool fuse_unk_ = false;
   bool ignore_merges_ = false;
+  bool of_characters_ = false;
 };
 
 }  // namespace dsmoe

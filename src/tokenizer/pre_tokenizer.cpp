@@ -35,6 +35,12 @@ class Reader {
     return std::move(stages_);
   }
 
+  CharacterStages run_of_characters(const nlohmann::json& description) {
+    of_characters_ = true;
+    add(description, 0);
+    return {std::move(metaspace_), std::move(stages_)};
+  }
+
  private:
   void add(const nlohmann::json& description, int depth) {
     if (description.is_null()) return;
@@ -51,7 +57,14 @@ class Reader {
   }
 
   void add_stage(const std::string& type, const nlohmann::json& description) {
-    if (type == "Split") {
+    if (of_characters_ && type == "Metaspace") {
+      if (metaspace_ || !stages_.empty())
+        fail(ErrorCode::kUnsupported, "{}: a Metaspace behind other stages is not supported", kWhere);
+      metaspace_ = read_metaspace(description, kWhere);
+      if (metaspace_->split) stages_.push_back({Regex::literal(metaspace_->mark), SplitBehavior::kMergedWithNext});
+    } else if (of_characters_ && type == "ByteLevel") {
+      fail(ErrorCode::kUnsupported, "{}: ByteLevel does not go with byte_fallback", kWhere);
+    } else if (type == "Split") {
       stages_.push_back({read_pattern(description, kWhere), read_behavior(description),
                          json_read::get_or(description, "invert", false, kWhere)});
     } else if (type == "Digits") {
@@ -84,12 +97,15 @@ class Reader {
   }
 
   std::vector<SplitStage> stages_;
-  bool byte_level_ = false;
+  std::optional<Metaspace> metaspace_;
+  bool byte_level_ = false, of_characters_ = false;
 };
 
 }  // namespace
 
 std::vector<SplitStage> read_pre_tokenizer(const nlohmann::json& description) { return Reader().run(description); }
+
+CharacterStages read_character_stages(const nlohmann::json& description) { return Reader().run_of_characters(description); }
 
 void split(const SplitStage& stage, std::string_view text, RegexScratch& scratch, std::vector<PieceRange>& out) {
   struct Part {

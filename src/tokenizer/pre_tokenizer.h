@@ -3,10 +3,12 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tokenizer/metaspace.h"
 #include "tokenizer/regex.h"
 
 namespace dsmoe {
@@ -28,6 +30,13 @@ struct SplitStage {
 
 // The stages; the last one hands over to the bytes. A pipeline without ByteLevel at its end is refused.
 std::vector<SplitStage> read_pre_tokenizer(const nlohmann::json& description);
+
+// Of a vocabulary of characters: no ByteLevel, and a Metaspace may come first.
+struct CharacterStages {
+  std::optional<Metaspace> metaspace;
+  std::vector<SplitStage> stages;
+};
+CharacterStages read_character_stages(const nlohmann::json& description);
 
 struct PieceRange {
   std::size_t begin, end;

@@ -35,9 +35,12 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, const EncodeO
   put(ids, impl_->frame.prefix, impl_->bos, options.add_bos, "bos");
   auto state = impl_->borrow_state();
   RegexScratch& regex = state->regex;
+  const char* begin = nullptr;  // of the normalized text, where that begins the whole one
   const auto encode_normalized = [&](const AddedTokens::Segment& segment) {
     if (segment.id >= 0)
       ids.push_back(segment.id);
+    else if (impl_->metaspace)
+      impl_->encoder->encode(impl_->metaspace->apply(segment.text, segment.text.data() == begin), 0, *state, ids);
     else
       impl_->encoder->encode(segment.text, 0, *state, ids);
   };
@@ -46,9 +49,11 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, const EncodeO
     if (segment.id >= 0) return ids.push_back(segment.id);
     const std::string_view part = segment.text;
     const auto origin = static_cast<std::size_t>(part.data() - text.data());
+    begin = origin == 0 ? part.data() : nullptr;
     if (impl_->normalizer.empty())
       return impl_->normalized_tokens.for_each(part, {plain.everywhere, plain.ranges, origin}, regex, encode_normalized);
     const MarkedText made = impl_->normalizer.apply(MarkedText::part_of(std::string(part), plain.ranges, origin), regex);
+    begin = origin == 0 ? made.bytes().data() : nullptr;
     impl_->normalized_tokens.for_each(made.bytes(), {plain.everywhere, made.marks()}, regex, encode_normalized);
   });
   impl_->return_state(std::move(state));
@@ -60,7 +65,12 @@ std::string Tokenizer::decode(std::span<const std::int32_t> ids, const DecodeOpt
   std::string out;
   for (const std::int32_t id : ids)
     if (!options.skip_special || !is_special(id)) out += bytes(id);
+  if (strips_first(options) && out.starts_with(' ')) out.erase(0, 1);
   return utf8::valid_prefix(out) == out.size() ? out : utf8::replace_invalid(out);
+}
+
+bool Tokenizer::strips_first(const DecodeOptions& options) const {
+  return impl_->vocab.decoder().strip_first && !options.continues;
 }
 
 std::string_view Tokenizer::bytes(std::int32_t id) const { return impl_->vocab.bytes(id); }
@@ -112,7 +122,12 @@ void Tokenizer::Impl::return_state(std::unique_ptr<EncodeState> state) const {
 
 std::string StreamDecoder::push(std::int32_t id) {
   if (options_.skip_special && tokenizer_.is_special(id)) return {};
-  held_ += tokenizer_.bytes(id);
+  std::string_view bytes = tokenizer_.bytes(id);
+  if (!begun_ && !bytes.empty()) {
+    begun_ = true;
+    if (tokenizer_.strips_first(options_) && bytes.starts_with(' ')) bytes.remove_prefix(1);
+  }
+  held_ += bytes;
   const std::size_t ready = held_.size() - utf8::cut_tail(held_);
   std::string out = utf8::replace_invalid(std::string_view(held_).substr(0, ready));
   held_.erase(0, ready);
@@ -122,6 +137,7 @@ std::string StreamDecoder::push(std::int32_t id) {
 std::string StreamDecoder::finish() {
   std::string out = utf8::replace_invalid(held_);
   held_.clear();
+  begun_ = false;
   return out;
 }
 

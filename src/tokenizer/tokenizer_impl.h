@@ -26,6 +26,7 @@ struct Tokenizer::Impl {
   AddedTokens raw_tokens;  // looked for in the text as it comes
   Normalizer normalizer;
   AddedTokens normalized_tokens;  // looked for after normalization
+  std::optional<Metaspace> metaspace;
   std::optional<Encoder> encoder;
   Frame frame;
   std::optional<std::int32_t> bos, eos, pad;

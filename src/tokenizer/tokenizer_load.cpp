@@ -82,14 +82,6 @@ std::string read_chat_template(const Json& config) {
   return {};
 }
 
-void check_decoder(const Json& file) {
-  const Json* decoder = json_read::find(file, "decoder");
-  if (!decoder) fail(ErrorCode::kUnsupported, "{}: no decoder; only ByteLevel is supported", kFile);
-  const auto type = json_read::get<std::string>(*decoder, "type", "tokenizer.json: decoder");
-  if (type != "ByteLevel")
-    fail(ErrorCode::kUnsupported, "{}: decoder {} is not supported (only ByteLevel is)", kFile, in_quotes(type));
-}
-
 // The Llama classes of Hugging Face put their own bos and eos around a text, whatever tokenizer.json says; the
 // others do so only where it says nothing.
 void apply_config_frame(const Json& config, const std::optional<std::int32_t>& bos, const std::optional<std::int32_t>& eos,
@@ -150,23 +142,25 @@ Tokenizer::Impl::Impl(std::string tokenizer_json, std::string config_json)
     const Json* value = json_read::find(file, key);
     return value ? *value : Json();
   };
-  check_decoder(file);
+  vocab = Vocab(read_decoder(file));
   Bpe bpe(json_read::object(file, "model", kFile), vocab);
   const Json pre = part("pre_tokenizer");
   if (!pre.is_null()) pre_tokenizer_text = pre.dump();
-  encoder.emplace(Encoder{read_pre_tokenizer(pre), std::move(bpe), vocab});
+  CharacterStages of_characters;
+  if (bpe.of_characters()) of_characters = read_character_stages(pre);
+  std::vector<SplitStage> stages = bpe.of_characters() ? std::move(of_characters.stages) : read_pre_tokenizer(pre);
+  metaspace = std::move(of_characters.metaspace);
+  encoder.emplace(Encoder{std::move(stages), std::move(bpe), vocab});
   normalizer = Normalizer(part("normalizer"));
 
   std::set<std::string> seen;
   RegexScratch scratch;
   const auto add = [&](const AddedToken& token) {
     if (token.content.empty() || !seen.insert(token.content).second) return;
+    const bool changes = token.normalized && !normalizer.empty();
+    const std::string text = changes ? normalizer.apply(MarkedText(token.content), scratch).bytes() : token.content;
     vocab.add_plain(token.id, token.content, token.special);
-    if (!token.normalized)
-      raw_tokens.add(token, token.content);
-    else
-      normalized_tokens.add(
-          token, normalizer.empty() ? token.content : normalizer.apply(MarkedText(token.content), scratch).bytes());
+    (token.normalized ? normalized_tokens : raw_tokens).add(token, text);
   };
   for (const AddedToken& token : read_added_tokens(file)) add(token);
   for (const AddedToken& token : read_config_tokens(config)) add(token);

@@ -38,10 +38,30 @@ Json model_json(const TokenizerParts& parts, const std::set<std::int32_t>& added
           {"continuing_subword_prefix", nullptr},
           {"fuse_unk", false},
           {"end_of_word_suffix", nullptr},
-          {"byte_fallback", false},
+          {"byte_fallback", parts.byte_fallback},
           {"ignore_merges", parts.ignore_merges},
           {"vocab", std::move(vocab)},
           {"merges", std::move(merges)}};
+}
+
+constexpr const char* kMark = "▁";
+
+Json replace(const char* from, const char* to) {
+  return {{"type", "Replace"}, {"pattern", {{"String", from}}}, {"content", to}};
+}
+
+// As SentencePiece's vocabularies are written.
+Json space_marks(const TokenizerParts& parts) {
+  Json steps = Json::array();
+  if (parts.prefix_space) steps.push_back({{"type", "Prepend"}, {"prepend", kMark}});
+  steps.push_back(replace(" ", kMark));
+  return {{"type", "Sequence"}, {"normalizers", steps}};
+}
+
+Json character_decoder(const TokenizerParts& parts) {
+  Json steps = {replace(kMark, " "), {{"type", "ByteFallback"}}, {{"type", "Fuse"}}};
+  if (parts.prefix_space) steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+  return {{"type", "Sequence"}, {"decoders", steps}};
 }
 
 std::string make_config(const TokenizerParts& parts) {
@@ -81,17 +101,22 @@ Tokenizer Tokenizer::from_parts(const TokenizerParts& parts) {
             "tokenizer parts: id {} is the added token {} and another one in the vocabulary", token.id,
             in_quotes(token.content));
   }
+  const Json nothing;
   const Json byte_level = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
-  const Json file = {{"version", "1.0"},
-                     {"truncation", nullptr},
-                     {"padding", nullptr},
-                     {"added_tokens", std::move(added)},
-                     {"normalizer", parts.nfc ? Json{{"type", "NFC"}} : Json()},
-                     {"pre_tokenizer", json_read::parse_object(parts.pre_tokenizer, "tokenizer parts: pre_tokenizer")},
-                     {"post_processor", byte_level},
-                     {"decoder", byte_level},
-                     {"model", model_json(parts, added_ids)}};
+  const Json file = {
+      {"version", "1.0"},
+      {"truncation", nullptr},
+      {"padding", nullptr},
+      {"added_tokens", std::move(added)},
+      {"normalizer", parts.byte_fallback ? space_marks(parts)
+                     : parts.nfc         ? Json{{"type", "NFC"}}
+                                         : nothing},
+      {"pre_tokenizer",
+       parts.byte_fallback ? nothing : json_read::parse_object(parts.pre_tokenizer, "tokenizer parts: pre_tokenizer")},
+      {"post_processor", parts.byte_fallback ? nothing : byte_level},
+      {"decoder", parts.byte_fallback ? character_decoder(parts) : byte_level},
+      {"model", model_json(parts, added_ids)}};
   return from_json(file.dump(), make_config(parts));
 }
 

@@ -2,7 +2,6 @@
 
 #include "core/fail.h"
 #include "core/printable.h"
-#include "tokenizer/byte_level.h"
 
 namespace dsmoe {
 
@@ -21,7 +20,7 @@ void Vocab::add(std::int32_t id, std::string token) {
   Entry& e = entry(id);
   if (e.used) fail(ErrorCode::kFormat, "tokenizer: two tokens have the id {}, one of them {}", id, in_quotes(token));
   e.used = e.of_model = true;
-  e.bytes = byte_level::decode(token).value_or(token);
+  e.bytes = decoder_.bytes(token);
   ids_.insert_or_assign(std::move(token), id);
 }
 
@@ -33,7 +32,7 @@ void Vocab::add_plain(std::int32_t id, const std::string& token, bool special) {
          in_quotes(token), id);
   e.used = true;
   e.special = special;
-  e.bytes = token;
+  e.bytes = decoder_.byte_level ? token : decoder_.bytes(token);  // in a byte-level file its text is its bytes
   ids_.try_emplace(token, id);
 }
 

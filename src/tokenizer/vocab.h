@@ -8,12 +8,16 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tokenizer/decoder.h"
+
 namespace dsmoe {
 
 class Vocab {
  public:
-  void add(std::int32_t id, std::string token);                             // of the model, in the byte-level alphabet
-  void add_plain(std::int32_t id, const std::string& token, bool special);  // an added token: its text is its bytes
+  explicit Vocab(Decoder decoder = {}) : decoder_(std::move(decoder)) {}
+  const Decoder& decoder() const { return decoder_; }
+  void add(std::int32_t id, std::string token);                             // of the model
+  void add_plain(std::int32_t id, const std::string& token, bool special);  // an added token
   std::optional<std::int32_t> id_of(std::string_view token) const;
   std::optional<std::int32_t> model_id_of(std::string_view token) const;  // added tokens left out
   std::int32_t size() const { return static_cast<std::int32_t>(entries_.size()); }
@@ -35,6 +39,7 @@ class Vocab {
   bool has(std::int32_t id) const { return id >= 0 && id < size(); }
   Entry& entry(std::int32_t id);
 
+  Decoder decoder_;
   std::vector<Entry> entries_;
   std::unordered_map<std::string, std::int32_t, Hash, std::equal_to<>> ids_;
 };

@@ -239,5 +239,56 @@ TEST(FamilyGguf, BlocksForFurtherTokensCountAmongTheLayers) {
   EXPECT_TRUE(test::same_bits(logits(ctx, dir / "mtp.gguf"), logits(ctx, kGolden / "glm4_moe")));
 }
 
+// The golden folder as a file whose keys and shapes were changed, without our own keys.
+fs::path changed_gguf(const testing::TempFolder& dir, const char* golden,
+                      const std::function<void(io::GgufMetadata&)>& keys,
+                      const std::function<void(io::TensorSpec&)>& shape) {
+  Context ctx(1);
+  const auto source = ModelSource::open(kGolden / golden);
+  io::GgufMetadata m = source->export_metadata("x");
+  m.remove("dsmoe.config_json");
+  write_gguf(ctx, dir / "plain.gguf", *source, m, gguf_file_type("f32"), {});
+  const auto plain = io::GgufFile::open(dir / "plain.gguf");
+  keys(m);
+  std::vector<io::TensorSpec> specs;
+  for (const io::GgufTensorInfo& t : plain.tensors())
+    shape(specs.emplace_back(io::TensorSpec{t.name, DType::kF32, t.shape}));
+  io::GgufWriter writer(dir / "changed.gguf", m, specs);
+  for (const io::TensorSpec& s : specs) {
+    const Tensor t = plain.tensor(s.name);
+    writer.append(s.name, {static_cast<const std::byte*>(t.raw()), t.bytes()});
+  }
+  writer.finish();
+  return dir / "changed.gguf";
+}
+
+// llama.cpp's converter writes intermediate_size / num_key_value_heads there, right for released sizes alone; its reader
+// wants the key that says that every layer is a MoE layer.
+TEST(FamilyGguf, SharedExpertsOfErnieAreAsWideAsTheirTensors) {
+  const testing::TempFolder dir;
+  Context ctx(1);
+  const fs::path file = changed_gguf(
+      dir, "ernie4_5_moe",
+      [](io::GgufMetadata& m) {
+        EXPECT_EQ(m.integer("ernie4_5-moe.interleave_moe_layer_step"), 1);
+        m.set("ernie4_5-moe.expert_shared_feed_forward_length", io::GgufValue::u32(10));
+      },
+      [](io::TensorSpec&) {});
+  EXPECT_TRUE(test::same_bits(logits(ctx, file), logits(ctx, kGolden / "ernie4_5_moe")));
+}
+
+// As the same converter writes it; the format does not tell the two apart.
+TEST(FamilyGguf, TheGateOfSharedExpertsMayBeARow) {
+  const testing::TempFolder dir;
+  Context ctx(1);
+  const fs::path file = changed_gguf(
+      dir, "qwen2_moe", [](io::GgufMetadata& m) { m.remove("qwen2moe.expert_shared_count"); },
+      [](io::TensorSpec& t) {
+        if (t.name.ends_with("ffn_gate_inp_shexp.weight")) t.shape = {1, 24};
+      });
+  EXPECT_EQ(ModelConfig::load(file).shared_experts(), 2) << "from the width of their tensors";
+  EXPECT_TRUE(test::same_bits(logits(ctx, file), logits(ctx, kGolden / "qwen2_moe")));
+}
+
 }  // namespace
 }  // namespace dsmoe

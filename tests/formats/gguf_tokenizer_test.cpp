@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "dsmoe/error.h"
@@ -179,8 +181,9 @@ TEST(GgufTokenizer, NoneAndUnknownOnes) {
   EXPECT_FALSE(tokenizer_from_gguf(m));
   put_no_tokenizer(m);
   EXPECT_FALSE(tokenizer_from_gguf(m));
-  m.set("tokenizer.ggml.model", GgufValue::string("llama"));
-  EXPECT_TRUE(throws_error([&] { tokenizer_from_gguf(m); }, {"x.gguf", "'llama'", "gpt2"}, ErrorCode::kUnsupported));
+  m.set("tokenizer.ggml.model", GgufValue::string("bert"));
+  EXPECT_TRUE(
+      throws_error([&] { tokenizer_from_gguf(m); }, {"x.gguf", "'bert'", "gpt2", "llama"}, ErrorCode::kUnsupported));
   m.set("tokenizer.ggml.model", GgufValue::string("gpt2"));
   EXPECT_TRUE(throws_error([&] { tokenizer_from_gguf(m); }, {"x.gguf", "tokenizer.ggml.pre"}, ErrorCode::kFormat));
   m.set("tokenizer.ggml.pre", GgufValue::string("tekken"));
@@ -240,6 +243,91 @@ TEST(GgufTokenizer, JsonNestedDeeplyIsRefused) {
   config.set("dsmoe.tokenizer_config_json", GgufValue::string(deep));
   EXPECT_TRUE(
       throws_error([&] { tokenizer_from_gguf(config); }, {"tokenizer_config.json", "nested deeper"}, ErrorCode::kFormat));
+}
+
+// A vocabulary of characters is "llama" there, with a score for every token instead of merges.
+GgufMetadata characters() {
+  GgufMetadata m("x.gguf");
+  put_tokenizer(Tokenizer::load(DSMOE_TEST_DATA "/tokenizer/data/characters"), 700, m);
+  return m;
+}
+
+void remove_json(GgufMetadata& m) {
+  m.remove("tokenizer.huggingface.json");
+  m.remove("dsmoe.tokenizer_config_json");
+}
+
+TEST(GgufTokenizer, CharactersToGgufAndBack) {
+  const Tokenizer original = Tokenizer::load(DSMOE_TEST_DATA "/tokenizer/data/characters");
+  GgufMetadata m = characters();
+  m.set("dsmoe.config_json", GgufValue::string("{}"));
+  EXPECT_EQ(m.text("tokenizer.ggml.model"), "llama");
+  EXPECT_TRUE(m.boolean("tokenizer.ggml.add_space_prefix"));
+  EXPECT_EQ(m.integer("tokenizer.ggml.unknown_token_id"), 0);
+  const std::vector<std::int64_t> types = m.integers("tokenizer.ggml.token_type");
+  EXPECT_EQ(std::vector(types.begin(), types.begin() + 4), (std::vector<std::int64_t>{2, 3, 3, 6}));
+  EXPECT_EQ(types[699], 5) << "an id without a token";
+  EXPECT_EQ(m.numbers("tokenizer.ggml.scores").size(), 700u);
+  EXPECT_EQ(tokenizer_from_gguf(m)->to_json(), original.to_json()) << "to the byte";
+  remove_json(m);
+  expect_same(*tokenizer_from_gguf(m), original);
+  m.set("tokenizer.ggml.add_space_prefix", GgufValue::boolean(false));
+  const Tokenizer bare = *tokenizer_from_gguf(m);
+  EXPECT_EQ(bare.decode(bare.encode(" a", {.add_bos = false})), " a");
+  EXPECT_NE(bare.encode("the"), original.encode("the"));
+}
+
+TEST(GgufTokenizer, EditedScoresWin) {
+  GgufMetadata m = characters();
+  m.set("dsmoe.config_json", GgufValue::string("{}"));
+  const std::vector<double> was = m.numbers("tokenizer.ggml.scores");
+  std::vector<float> scores(was.begin(), was.end());
+  std::reverse(scores.begin(), scores.end());
+  m.set("tokenizer.ggml.scores", GgufValue::f32s(scores));
+  const std::string json = Tokenizer::load(DSMOE_TEST_DATA "/tokenizer/data/characters").to_json();
+  EXPECT_NE(tokenizer_from_gguf(m)->to_json(), json);
+}
+
+TEST(GgufTokenizer, HostileScoresAreRefused) {
+  const auto refused = [](const std::function<void(GgufMetadata&)>& change, const char* words) {
+    GgufMetadata m = characters();
+    remove_json(m);
+    change(m);
+    return throws_error([&] { tokenizer_from_gguf(m); }, {words}, ErrorCode::kFormat) ||
+           throws_error([&] { tokenizer_from_gguf(m); }, {words}, ErrorCode::kInvalidArgument) ||
+           throws_error([&] { tokenizer_from_gguf(m); }, {words}, ErrorCode::kUnsupported);
+  };
+  const auto scores = [](std::vector<float> values) {
+    return [values](GgufMetadata& m) { m.set("tokenizer.ggml.scores", GgufValue::f32s(values)); };
+  };
+  EXPECT_TRUE(refused([](GgufMetadata& m) { m.remove("tokenizer.ggml.scores"); }, "scores"));
+  EXPECT_TRUE(refused(scores(std::vector<float>(3)), "700 tokens but 3 scores"));
+  EXPECT_TRUE(refused(scores(std::vector<float>(700, -1000.0f)), "all scores are -1000")) << "as placeholders say";
+  EXPECT_TRUE(refused(scores(std::vector<float>(700, std::nanf(""))), "not a number"));
+  EXPECT_TRUE(refused([](GgufMetadata& m) { m.set("tokenizer.ggml.scores", GgufValue::f32(1)); }, "scores"));
+  const auto first = [](std::string text) {
+    return [text](GgufMetadata& m) {
+      std::vector<std::string> tokens = m.texts("tokenizer.ggml.tokens");
+      tokens[300] = text;
+      m.set("tokenizer.ggml.tokens", GgufValue::strings(tokens));
+    };
+  };
+  EXPECT_TRUE(refused(first(std::string(5000, 'x')), "5000 bytes"));
+  EXPECT_TRUE(refused(first("<0x41>"), "<0x41>"));
+}
+
+TEST(GgufTokenizer, WhatScoresCannotSayIsNotWritten) {
+  const auto cannot = [](const std::function<void(Json&)>& change, const char* words) {
+    Json file = Json::parse(Tokenizer::load(DSMOE_TEST_DATA "/tokenizer/data/characters").to_json());
+    change(file);
+    const Tokenizer t = Tokenizer::from_json(file.dump());
+    GgufMetadata m;
+    return throws_error([&] { put_tokenizer(t, 700, m); }, {words}, ErrorCode::kUnsupported);
+  };
+  EXPECT_TRUE(cannot([](Json& f) { f["model"]["merges"].erase(3); }, "joins only some"));
+  EXPECT_TRUE(cannot([](Json& f) { f["model"]["merges"].push_back(f["model"]["merges"][0]); }, "joins only some"));
+  EXPECT_TRUE(cannot([](Json& f) { f["normalizer"] = {{"type", "NFC"}}; }, "a mark for every space"));
+  EXPECT_TRUE(cannot([](Json& f) { f["pre_tokenizer"] = {{"type", "Digits"}}; }, "a mark for every space"));
 }
 
 }  // namespace

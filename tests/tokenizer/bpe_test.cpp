@@ -110,7 +110,7 @@ TEST(Bpe, RefusesByName) {
   EXPECT_NO_THROW(encode_with(R"({"dropout": null, "continuing_subword_prefix": "", "byte_fallback": false})"));
   for (const auto& [patch, words] :
        std::vector<std::pair<const char*, const char*>>{{R"({"type": "WordPiece"})", "'WordPiece'"},
-                                                        {R"({"byte_fallback": true})", "byte_fallback"},
+                                                        {R"({"byte_fallback": true})", "byte_fallback is true"},
                                                         {R"({"dropout": 0.1})", "dropout"},
                                                         {R"({"end_of_word_suffix": "</w>"})", "end_of_word_suffix"},
                                                         {R"({"unk_token": "?"})", "unk_token"},
