@@ -89,6 +89,7 @@ class Comm;
 
 struct MoeForwardOptions {
   bool training = false;      // compute balance losses and keep what backward needs
+  bool keep_experts = true;   // in training: x and the products of gate and up too; else backward is given x again
   Index sequence_length = 0;  // for x [T, D] that holds several sequences; 0: one sequence. Known for x [B, S, D].
   const RoutingOverrides* overrides = nullptr;  // routing_overrides.h; refused in training
   // In training: ranks that have the other tokens of this batch, for the library's own use. Losses are then these tokens'
@@ -99,6 +100,7 @@ struct MoeForwardOptions {
 struct MoeBackwardOptions {
   float aux_scale = 1.0f;  // multiplies the gradient of the balance losses
   bool accumulate = true;  // add to the gradients; false: overwrite them
+  Tensor x = {};           // after a forward without keep_experts: what it was given
 };
 
 class MoeLayer {
