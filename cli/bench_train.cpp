@@ -87,7 +87,7 @@ TrainResult measure(Context& ctx, const ModelConfig& c, const BenchTrainFlags& o
   r.flops = r.tokens_per_second * static_cast<double>(training_flops(c, o.length));
   r.memory = memory.bytes();
   r.state = static_cast<double>(trainer.state_bytes());
-  r.activations = static_cast<double>(train::kept_activation_bytes(c, type, o.batch, o.length, o.recompute));
+  r.activations = static_cast<double>(train::kept_activation_bytes(c, type, o.batch, o.length, o.where.train.recompute));
   return r;
 }
 
@@ -148,7 +148,7 @@ train::TrainOptions BenchTrainFlags::options(DType dtype) const {
   t.batch_size = batch;
   t.seq_len = length;
   t.grad_accum = passes;
-  t.recompute = recompute;
+  t.recompute = where.train.recompute;
   t.warmup_steps = 0;
   t.lr = 1e-4;
   return t;
@@ -187,7 +187,7 @@ void add_bench_train(CLI::App& bench) {
   command->add_option("--grad-accum", o.passes, "Gradient accumulation: passes per optimizer step")
       ->check(in_range(kPositive))
       ->capture_default_str();
-  command->add_flag("--recompute", o.recompute, "Activation checkpointing: recompute blocks in the backward pass");
+  add_flags(*command, o.where.train, {.only = {"recompute"}});
   command->add_option("-r,--repetitions", o.repeat, "Timed steps")->check(in_range(kPositive))->capture_default_str();
   add_flags(
       *command, o.where,

@@ -15,8 +15,8 @@ struct BenchTrainFlags {
   Index layers = 0;  // 0: as many as the architecture has
   Index batch = 16, length = 128, passes = 1;
   int repeat = 10;
-  train::RunSetup where;  // its device and threads
-  bool recompute = false, json = false;
+  train::RunSetup where;  // its device, threads and recompute
+  bool json = false;
 
   train::TrainOptions options(DType dtype) const;
   std::vector<train::Batch> batches(const ModelConfig& config) const;  // of random tokens

@@ -44,18 +44,25 @@ GpuTrainResult measure(const ModelConfig& c, const BenchTrainFlags& o, const std
   train::Trainer trainer(ctx, c, benchmark_weights(c, type, ctx), options);
   const std::vector<train::Batch> batches = o.batches(c);
   device::reset_peak();
+  const auto finish_all = [&] {
+    while (trainer.launched() > 0) trainer.finish();
+    trainer.model().finish_updates();
+    ctx.synchronize();
+  };
   double began = 0;
   for (int i = -2; i < o.repeat; ++i) {
     if (i == 0) {
-      ctx.synchronize();
+      finish_all();
       began = now_seconds();
     }
-    trainer.step(batches);
+    trainer.launch(batches);
+    if (trainer.launched() > 1) trainer.finish();
   }
-  ctx.synchronize();
+  finish_all();
   r.step_seconds = (now_seconds() - began) / o.repeat;
   r.memory = static_cast<double>(device::usage().peak);
   {
+    trainer.step(batches);  // whose update is under way when the next one begins
     Timeline timeline;
     trainer.step(batches);
     mark(ctx, "end");

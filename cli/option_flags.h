@@ -33,10 +33,19 @@ CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, std::optional
 CLI::Option* add_choice(CLI::App& command, const OptionInfo& option, const std::vector<std::string>& names,
                         const std::string& now, const std::function<void(const std::string&)>& set);
 
+CLI::Option* may_lack_value(CLI::Option* option, const std::string& without);  // its value then
+
 template <NamedEnum E>
 CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, E& value) {
   return add_choice(command, option, option_choices<E>(), option_name(value),
                     [&value](const std::string& name) { value = *option_value<E>(name); });
+}
+template <NamedEnum E>
+requires requires { OptionNames<E>::without_value; }
+CLI::Option* add_flag(CLI::App& command, const OptionInfo& option, E& value) {
+  return may_lack_value(add_choice(command, option, option_choices<E>(), option_name(value),
+                                   [&value](const std::string& name) { value = *option_value<E>(name); }),
+                        option_name(OptionNames<E>::without_value));
 }
 
 template <NamedEnum E>

@@ -59,10 +59,12 @@ std::string flops_text(const PlanResult& plan) {
 
 std::string gpu_training_text(const PlanResult& plan) {
   Table table({"Training on a GPU, " + thousands(plan.batch) + " x " + thousands(plan.context) + " tokens a pass", "about",
-               "with --recompute"});
+               "--recompute moe", "--recompute block"});
+  using train::Recompute;
   for (const DType dtype : {DType::kF32, DType::kBF16})
-    table.row({std::string(to_string(dtype)) + ", AdamW", bytes(gpu_training_peak(plan, dtype, false)),
-               bytes(gpu_training_peak(plan, dtype, true))});
+    table.row({std::string(to_string(dtype)) + ", AdamW", bytes(gpu_training_peak(plan, dtype, Recompute::kNone)),
+               bytes(gpu_training_peak(plan, dtype, Recompute::kMoe)),
+               bytes(gpu_training_peak(plan, dtype, Recompute::kBlock))});
   return table.str();
 }
 

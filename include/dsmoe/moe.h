@@ -89,6 +89,7 @@ class Comm;
 
 struct MoeForwardOptions {
   bool training = false;      // compute balance losses and keep what backward needs
+  bool keep_experts = true;   // in training: x and the products of gate and up too; else backward is given x again
   Index sequence_length = 0;  // for x [T, D] that holds several sequences; 0: one sequence. Known for x [B, S, D].
   const RoutingOverrides* overrides = nullptr;  // routing_overrides.h; refused in training
   // In training: ranks that have the other tokens of this batch, for the library's own use. Losses are then these tokens'
@@ -101,6 +102,7 @@ struct MoeBackwardOptions {
   bool accumulate = true;  // add to the gradients; false: overwrite them
   // [1] f32 where the layer runs, or empty: multiplies aux_scale. On a GPU earlier work on the stream may still compute it.
   Tensor aux_scale_factor;
+  Tensor x = {};  // after a forward without keep_experts: what it was given
 };
 
 class MoeLayer {

@@ -45,6 +45,8 @@ struct OptionInfo {
 
 // An enum that is an option specialises this with
 //   static constexpr std::array values = {std::pair{Order::kShuffle, "shuffle"}, ...};
+// and, if the option may be given without a value, with the one that it has then:
+//   static constexpr Order without_value = Order::kShuffle;
 template <class E>
 struct OptionNames;
 

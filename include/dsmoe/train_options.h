@@ -19,6 +19,12 @@ enum class LrSchedule : std::uint8_t {
 enum class Order : std::uint8_t { kShuffled, kSequential };
 enum class LabelBy : std::uint8_t { kFolder, kFile };
 enum class BalanceScope : std::uint8_t { kSequence, kBatch };
+// What backward computes again instead of keeping it from forward. The bits are the same.
+enum class Recompute : std::uint8_t {
+  kNone,
+  kMoe,    // the inputs and gate/up products of the experts of MoE layers
+  kBlock,  // whole blocks, of which only the inputs are kept
+};
 
 }  // namespace dsmoe::train
 
@@ -39,6 +45,13 @@ template <>
 struct OptionNames<train::LabelBy> {
   static constexpr std::array values = {std::pair{train::LabelBy::kFolder, "folder"},
                                         std::pair{train::LabelBy::kFile, "file"}};
+};
+template <>
+struct OptionNames<train::Recompute> {
+  static constexpr std::array values = {std::pair{train::Recompute::kNone, "none"},
+                                        std::pair{train::Recompute::kMoe, "moe"},
+                                        std::pair{train::Recompute::kBlock, "block"}};
+  static constexpr train::Recompute without_value = train::Recompute::kBlock;  // it was a flag in earlier versions
 };
 template <>
 struct OptionNames<train::BalanceScope> {
@@ -74,7 +87,7 @@ struct TrainOptions {
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
   double bias_update_speed = 0;
   DType dtype = DType::kF32;
-  bool recompute = false;
+  Recompute recompute = Recompute::kNone;
 
   std::vector<std::string> freeze;
   Index lora_rank = 0;
@@ -122,7 +135,9 @@ struct TrainOptions {
        at_least(0).under(kLarge)});
     v(o.dtype, {"dtype", "Dtype of weights and activations; bf16 keeps f32 master weights"});
     v(o.recompute,
-      {"recompute", "Activation checkpointing: recompute blocks in the backward pass (less memory, same bits)"});
+      {"recompute",
+       "Activation checkpointing: compute again in the backward pass, for less memory and the same bits; moe: the experts' "
+       "products, block: whole blocks (also what the option means without a value)"});
     v(o.freeze, {"freeze", "Parameter names to freeze, with * as wildcard; repeatable"});
     v(o.lora_rank,
       {"lora-rank", "Rank of LoRA adapters for attention and experts, merged when saved (0: train all weights)",

@@ -105,8 +105,8 @@ struct StepRecord {
 };
 
 struct RunHooks {
-  std::function<bool()> stop;                                            // checked after step(); true stops the run
-  std::function<void(const StepRecord&)> step;                           // called after each step
+  std::function<bool()> stop;                   // checked after step(); true stops the run
+  std::function<void(const StepRecord&)> step;  // called after each step; on a GPU the next one may be under way then
   std::function<void(const std::filesystem::path& folder)> extra_files;  // adds files to a checkpoint
   std::function<void(std::string_view line)> note;                       // for the user: checkpoints that were removed
   bool save_best = true;  // a checkpoint of every evaluation that is the best so far

@@ -30,6 +30,8 @@ T option_from(nb::handle value, const OptionInfo& option) {
       if (nb::isinstance<nb::str>(value) && nb::cast<std::string>(value) == kAutoOption) return {};
     return option_from<Inner>(value, option);
   } else if constexpr (NamedEnum<T>) {
+    if constexpr (requires { OptionNames<T>::without_value; })  // True or False in earlier versions
+      if (nb::isinstance<nb::bool_>(value)) return nb::cast<bool>(value) ? OptionNames<T>::without_value : T{};
     const auto name = nb::cast<std::string>(value);
     if (const std::optional<T> found = option_value<T>(name)) return *found;
     std::string choices;

@@ -21,7 +21,7 @@ std::vector<PlanPart> plan_parts(const ParameterCount& n) {
           {"head", "  head", n.head, false}};
 }
 
-Index gpu_training_peak(const PlanResult& plan, DType dtype, bool recompute) {
+Index gpu_training_peak(const PlanResult& plan, DType dtype, train::Recompute recompute) {
   train::TrainOptions o;
   o.dtype = dtype, o.recompute = recompute;
   o.batch_size = plan.batch, o.seq_len = plan.context;
@@ -46,8 +46,9 @@ Json memory_json(const PlanResult& plan) {
   Json gpu;
   for (const DType dtype : {DType::kF32, DType::kBF16})
     if (plan.batch > 0)
-      gpu[to_string(dtype)] = {{"peak", gpu_training_peak(plan, dtype, false)},
-                               {"peak_with_recompute", gpu_training_peak(plan, dtype, true)}};
+      gpu[to_string(dtype)] = {{"peak", gpu_training_peak(plan, dtype, train::Recompute::kNone)},
+                               {"peak_with_recompute_moe", gpu_training_peak(plan, dtype, train::Recompute::kMoe)},
+                               {"peak_with_recompute", gpu_training_peak(plan, dtype, train::Recompute::kBlock)}};
   Json memory = {
       {"inference",
        {{"weights", {{"f32", m.weights_f32}, {"bf16", m.weights_bf16}, {"q8_0", m.weights_q8_0}, {"q4_0", m.weights_q4_0}}},

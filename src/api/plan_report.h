@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dsmoe/plan.h"
+#include "dsmoe/train_options.h"
 #include "model/plan.h"
 #include "train/rank_plan.h"
 
@@ -43,8 +44,8 @@ struct PlanPart {
 };
 std::vector<PlanPart> plan_parts(const ParameterCount& count);
 
-// The peak of training on a GPU with AdamW; with `recompute` less is kept between forward and backward.
-Index gpu_training_peak(const PlanResult& plan, DType dtype, bool recompute);
+// The peak of training on a GPU with AdamW.
+Index gpu_training_peak(const PlanResult& plan, DType dtype, train::Recompute recompute);
 
 // Stable keys; numbers of combinations are strings, since they do not fit in a JSON number.
 nlohmann::ordered_json plan_json(const PlanResult& plan);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -14,6 +13,7 @@
 #include "core/cuda_error.h"
 #include "core/device.h"
 #include "core/fail.h"
+#include "core/gpu_block.h"
 
 namespace dsmoe {
 
@@ -38,12 +38,6 @@ int current_device() {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "no device");
   return device;
-}
-
-// Rounded up so that blocks of like size are interchangeable: to an eighth of the power of two below.
-std::size_t block_size(std::size_t bytes) {
-  const std::size_t step = std::max<std::size_t>(std::bit_floor(bytes) / 8, 256);
-  return (bytes + step - 1) / step * step;
 }
 
 // Who may reuse a freed block: work on the same stream or, if it was allocated during a graph capture (0: none), the same
@@ -315,7 +309,12 @@ Stream default_stream() {
   static std::map<int, cudaStream_t> streams;
   const std::lock_guard lock(mutex);
   cudaStream_t& stream = streams[current_device()];
-  if (stream == nullptr) check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  if (stream == nullptr) {
+    int least = 0, greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "priorities");
+    // Before work of a SideStream.
+    check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "stream");
+  }
   return stream;
 }
 

@@ -1,6 +1,7 @@
 // The GPU functions of a build without CUDA.
 #include "core/device.h"
 #include "core/fail.h"
+#include "core/side_stream.h"
 #include "core/timeline.h"
 
 namespace dsmoe::device {
@@ -48,5 +49,17 @@ Timeline::Timeline() = default;
 Timeline::~Timeline() = default;
 std::vector<std::pair<std::string, double>> Timeline::seconds() { return {}; }
 void mark(const Context&, const char*) {}
+
+struct SideStream::Impl {};
+SideStream::SideStream() = default;
+SideStream::~SideStream() = default;
+SideStream::SideStream(SideStream&&) noexcept = default;
+void SideStream::run(Context&, Index stages, const std::function<void(Index stage)>& work) {
+  for (Index stage = 0; stage < stages; ++stage) work(stage);
+}
+void SideStream::wait(const Context&, Index) const {}
+void SideStream::wait(const Context&) const {}
+void SideStream::wait() const {}
+bool SideStream::pending() const { return false; }
 
 }  // namespace dsmoe

@@ -12,24 +12,49 @@ namespace {
 
 constexpr std::size_t kFaultBytes = sizeof(std::uint64_t);  // comes first
 
+constexpr std::size_t kAlign = 8;
+std::size_t room_of(const Tensor& t) { return (t.bytes() + kAlign - 1) / kAlign * kAlign; }
+
+// On a GPU: copies of tensors one after another.
+Tensor joined(Context& ctx, std::span<const Tensor> tensors) {
+  std::size_t bytes = 0, at = 0;
+  for (const Tensor& t : tensors) bytes += room_of(t);
+  Tensor block = ctx.empty(DType::kU8, {static_cast<Index>(bytes)});
+  for (const Tensor& t : tensors) {
+    if (t.bytes() > 0)
+      device::copy(static_cast<char*>(block.raw_mutable()) + at, Device::kCuda, t.raw(), t.device(), t.bytes(),
+                   ctx.stream());
+    at += room_of(t);
+  }
+  return block;
+}
+
+// Tensors like the given ones, in a fetched block.
+std::vector<Tensor> parted(const Tensor& block, std::span<const Tensor> like) {
+  const auto here = std::make_shared<Tensor>(block);
+  std::vector<Tensor> parts;
+  std::size_t at = 0;
+  for (const Tensor& t : like) {
+    parts.push_back(Tensor::wrap(static_cast<const char*>(here->raw()) + at, t.dtype(), t.shape(), here));
+    at += room_of(t);
+  }
+  return parts;
+}
+
 }  // namespace
 
 std::vector<Tensor> fetch_together(Context& ctx, std::span<const Tensor> tensors) {
   if (ctx.device() == Device::kCpu) return {tensors.begin(), tensors.end()};
-  constexpr std::size_t kAlign = 8;
-  std::vector<std::size_t> at{0};
-  for (const Tensor& t : tensors) at.push_back(at.back() + (t.bytes() + kAlign - 1) / kAlign * kAlign);
-  Tensor block = ctx.empty(DType::kU8, {static_cast<Index>(at.back())});
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    if (tensors[i].bytes() > 0)
-      device::copy(static_cast<char*>(block.raw_mutable()) + at[i], Device::kCuda, tensors[i].raw(), tensors[i].device(),
-                   tensors[i].bytes(), ctx.stream());
-  const auto here = std::make_shared<Tensor>(ctx.fetch(block));
-  std::vector<Tensor> fetched;
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    fetched.push_back(
-        Tensor::wrap(static_cast<const char*>(here->raw()) + at[i], tensors[i].dtype(), tensors[i].shape(), here));
-  return fetched;
+  return parted(ctx.fetch(joined(ctx, tensors)), tensors);
+}
+
+void LaterTogether::begin(Context& ctx, std::span<const Tensor> tensors) {
+  tensors_.assign(tensors.begin(), tensors.end());
+  if (ctx.device() != Device::kCpu) block_.begin(ctx, joined(ctx, tensors));
+}
+
+std::vector<Tensor> LaterTogether::get(Context& ctx) {
+  return ctx.device() == Device::kCpu ? tensors_ : parted(block_.get(ctx), tensors_);
 }
 
 Later::Later() = default;

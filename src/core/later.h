@@ -18,6 +18,7 @@ class Download;
 // Copies of several tensors in this machine's memory, of which one waiting is enough; throws like Context::synchronize().
 std::vector<Tensor> fetch_together(Context& ctx, std::span<const Tensor> tensors);
 
+// One tensor.
 class Later {
  public:
   Later();
@@ -34,6 +35,17 @@ class Later {
   Tensor tensor_;
   std::size_t room_ = 0;
   std::unique_ptr<device::Download> download_;
+};
+
+// Several; on a GPU, copies of them.
+class LaterTogether {
+ public:
+  void begin(Context& ctx, std::span<const Tensor> tensors);
+  std::vector<Tensor> get(Context& ctx);  // valid until begin() is called again
+
+ private:
+  std::vector<Tensor> tensors_;
+  Later block_;
 };
 
 }  // namespace dsmoe

@@ -126,9 +126,11 @@ __int128 multiply_adds(const GqaSpec& s, Index width, Index context) {
 }
 
 // q, k, v, out; lse; q and k before their norms.
-Index kept_bytes(const GqaSpec& s, Index, Index element) {
-  const Index unnormed = has_norms(s) ? 4 * (s.heads + s.kv_heads) * s.head_dim : 0;
-  return element * 2 * (s.heads + s.kv_heads) * s.head_dim + 4 * s.heads + unnormed;
+KeptBytes kept_bytes(const GqaSpec& s, Index, Index element) {
+  const Index query = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  KeptBytes bytes = {element * query, element * kv, element * kv, element * query, 4 * s.heads};
+  if (has_norms(s)) bytes.insert(bytes.end(), {4 * query, 4 * kv});
+  return bytes;
 }
 
 Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,

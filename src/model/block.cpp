@@ -55,9 +55,12 @@ __int128 multiply_adds(const LayerSpec& spec, Index width, Index context) {
 }
 
 // Besides what the modules keep, x_in and x_mid.
-Index kept_bytes(const LayerSpec& spec, Index width, Index element) {
-  const auto count = [&](const auto& s) { return kept_bytes(s, width, element); };
-  return 2 * 4 * width + of_attention(spec, count) + of_feed_forward(spec, count);
+KeptBytes kept_bytes(const LayerSpec& spec, Index width, Index element) {
+  const auto list = [&](const auto& s) { return kept_bytes(s, width, element); };
+  KeptBytes bytes = {4 * width, 4 * width};
+  for (const KeptBytes& more : {of_attention(spec, list), of_feed_forward(spec, list)})
+    bytes.insert(bytes.end(), more.begin(), more.end());
+  return bytes;
 }
 
 Tensor norm_backward(Context& ctx, const Tensor& dh, const Tensor& x, const Tensor& weight, float eps, DType dtype,
@@ -119,6 +122,7 @@ Tensor Block::feed_forward(Context& ctx, const Pass& pass, const Tensor& h, Bloc
     return mlp_forward(ctx, w_.experts, h, saved ? &saved->mlp : nullptr);
   }
   const MoeForwardOptions options{.training = saved != nullptr,
+                                  .keep_experts = saved == nullptr || saved->keeps_experts,
                                   .sequence_length = pass.batch.sequence_length(),
                                   .overrides = pass.hooks.overrides,
                                   .others = saved && mesh_ ? mesh_->world.get() : nullptr};
@@ -147,7 +151,8 @@ void Block::backward(Context& ctx, const Pass& pass, const BlockSaved& saved, Te
     for (Tensor* t : {&grads.input_norm, &grads.post_attention_norm}) ctx.fill_zero(*t);
   mark(ctx, is_moe() ? "experts, backward" : "dense layers, backward");
   MoeGradients moe_grads = grads.moe_gradients();
-  const MoeBackwardOptions options{.aux_scale = aux_scale, .accumulate = add_grads};
+  MoeBackwardOptions options{.aux_scale = aux_scale, .accumulate = add_grads};
+  if (moe_ && !saved.keeps_experts) options.x = norm(ctx, saved.x_mid, w_.post_attention_norm);
   const Tensor dh = spread_ ? spread_->backward(ctx, rounded, *saved.spread, moe_grads, options)
                     : moe_  ? moe_->backward(ctx, rounded, saved.moe, moe_grads, options)
                             : mlp_backward(ctx, w_.experts, saved.mlp_input, rounded, saved.mlp, grads.experts, add_grads);

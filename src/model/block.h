@@ -22,6 +22,7 @@ struct BlockSaved {
   Tensor mlp_input;  // [T, D] normed; dense layers only (a MoE layer keeps its own)
   ops::ExpertActivations mlp;
   MoeForward moe;                                 // with the balance losses
+  bool keeps_experts = true;                      // of a MoE layer on one rank; else backward computes them again
   std::shared_ptr<SpreadMoeLayer::Saved> spread;  // of a MoE layer whose experts are spread over ranks
 };
 

@@ -53,6 +53,7 @@ void fill_ids(Context& ctx, const ForwardBatch& batch, const ForwardBatch& padde
 DecodeGraphs::Captured& DecodeGraphs::launch(Context& ctx, const Transformer& model, const ForwardBatch& batch,
                                              ops::Sampling* sampling) {
   batch.check();
+  model.finish_updates();  // captured passes do not wait for them
   const ForwardBatch rows = batch.padded(sampling ? batch.tokens() : rows_for(batch.tokens()));
   // A power of two: sequences grow, and a pass serves them until their keys have doubled.
   const auto keys = static_cast<Index>(std::bit_ceil(static_cast<std::uint64_t>(ops::keys_of(rows.slices()))));

@@ -153,8 +153,9 @@ __int128 multiply_adds(const MlaSpec& s, Index width, Index context) {
 }
 
 // q, out, k, the queries as they were projected; lse; what the norms were given.
-Index kept_bytes(const MlaSpec& s, Index, Index element) {
-  return element * (2 * s.heads * s.cached() + s.cached() + s.heads * s.query()) + 4 * s.heads + 4 * (s.q_rank + s.kv_rank);
+KeptBytes kept_bytes(const MlaSpec& s, Index, Index element) {
+  const Index heads = element * s.heads * s.cached();
+  return {heads, heads, element * s.cached(), element * s.heads * s.query(), 4 * s.heads, 4 * s.q_rank, 4 * s.kv_rank};
 }
 
 Tensor attention_forward(Context& ctx, const MlaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,

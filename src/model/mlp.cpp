@@ -21,7 +21,9 @@ ExpertsShape experts_shape(const DenseSpec& spec) { return {1, 0, spec.width}; }
 __int128 multiply_adds(const DenseSpec& spec, Index width, Index) { return static_cast<__int128>(3) * width * spec.width; }
 
 // The normed input; gate and up.
-Index kept_bytes(const DenseSpec& spec, Index width, Index element) { return element * (width + 2 * spec.width); }
+KeptBytes kept_bytes(const DenseSpec& spec, Index width, Index element) {
+  return {element * width, element * 2 * spec.width};
+}
 
 Tensor mlp_forward(Context& ctx, const Experts& w, const Tensor& h, ops::ExpertActivations* keep) {
   const ops::Plan plan = ops::plan_of_one(ctx, h.dim(0));

@@ -3,6 +3,8 @@
 // missing. D is the width of the model.
 #pragma once
 
+#include <vector>
+
 #include "model/kv_pool.h"
 #include "model/parameters.h"
 #include "model/spec.h"
@@ -43,12 +45,15 @@ __int128 multiply_adds(const DenseSpec& spec, Index width, Index context);
 __int128 multiply_adds(const MoeConfig& spec, Index width, Index context);
 __int128 multiply_adds(const LayerSpec& spec, Index width, Index context);
 
-// Bytes per token that forward keeps for backward, with activations of `element` bytes: see BlockSaved.
-Index kept_bytes(const GqaSpec& spec, Index width, Index element);
-Index kept_bytes(const MlaSpec& spec, Index width, Index element);
-Index kept_bytes(const DenseSpec& spec, Index width, Index element);
-Index kept_bytes(const MoeConfig& spec, Index width, Index element);
-Index kept_bytes(const LayerSpec& spec, Index width, Index element);
+// Bytes per token of each tensor that forward keeps for backward, with activations of `element` bytes: see BlockSaved.
+using KeptBytes = std::vector<Index>;
+KeptBytes kept_bytes(const GqaSpec& spec, Index width, Index element);
+KeptBytes kept_bytes(const MlaSpec& spec, Index width, Index element);
+KeptBytes kept_bytes(const DenseSpec& spec, Index width, Index element);
+KeptBytes kept_bytes(const MoeConfig& spec, Index width, Index element);
+KeptBytes kept_bytes(const LayerSpec& spec, Index width, Index element);
+// Of these, what a MoE layer's backward can compute again by itself (train::Recompute::kMoe); none of other layers.
+KeptBytes recomputable_bytes(const LayerSpec& spec, Index width, Index element);
 
 // For feed-forwards: the three matrices of one MLP [rows, D], [rows, D], [D, rows], `experts` side by side or one of
 // `experts` routed ones.

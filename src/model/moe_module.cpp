@@ -34,11 +34,19 @@ __int128 multiply_adds(const MoeConfig& m, Index width, Index) {
   return static_cast<__int128>(width) * (m.routed_experts + (m.shared_gate ? 1 : 0) + 3 * m.slots() * m.expert_size);
 }
 
-Index kept_bytes(const MoeConfig& m, Index width, Index element) {
-  Index bytes = element * width;                            // the normed input
-  bytes += element * 2 * m.slots() * m.expert_size;         // gate and up
-  bytes += 4 * m.routed_experts + 8 * m.experts_per_token;  // scores; experts and weights
-  return bytes + 8 * m.slots() + 4 * m.experts_per_token;   // the plan
+KeptBytes recomputable_bytes(const LayerSpec& spec, Index width, Index element) {
+  const auto* const m = std::get_if<MoeConfig>(&spec.feed_forward);
+  if (m == nullptr) return {};
+  return {element * width, element * 2 * m->slots() * m->expert_size};  // the normed input; gate and up
+}
+
+KeptBytes kept_bytes(const MoeConfig& m, Index width, Index element) {
+  const Index scores = 4 * m.routed_experts, chosen = 4 * m.experts_per_token, slots = 4 * m.slots();
+  return {element * width, element * 2 * m.slots() * m.expert_size,  // the normed input; gate and up
+          scores,          chosen,
+          chosen,  // scores; experts and weights
+          slots,           slots,
+          chosen};  // the plan
 }
 
 }  // namespace dsmoe

@@ -111,12 +111,15 @@ Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassH
 Tensor Transformer::run(Context& ctx, const Pass& pass, ForwardSaved* saved) const {
   Tensor x = ctx.empty(DType::kF32, {pass.batch.tokens(), spec_->width});
   Tensor y;  // what the block before adds to x
+  wait_for_update(ctx, 0);
   mark(ctx, "embedding");
   ops::embedding(ctx, weights_->embedding, pass.ids, x);
   const PassHooks& hooks = pass.hooks;
   if (hooks.layer) hooks.layer(-1, ctx.fetch(x));
   for (std::size_t l = 0; l < blocks_.size(); ++l) {
     BlockSaved block;
+    block.keeps_experts = !saved || saved->keep != ForwardSaved::Keep::kNoMoe;
+    wait_for_update(ctx, static_cast<Index>(l) + 1);
     blocks_[l].forward(ctx, pass, x, y, saved ? &block : nullptr);
     if (hooks.layer || l + 1 == blocks_.size()) {
       if (saved) x = x.clone();  // the block keeps it as it is
@@ -126,11 +129,20 @@ Tensor Transformer::run(Context& ctx, const Pass& pass, ForwardSaved* saved) con
     if (!saved) continue;
     saved->losses.push_back(block.moe.losses);
     saved->offsets.push_back(block.moe.offset);
-    if (saved->keep == ForwardSaved::Keep::kAll) saved->blocks.push_back(std::move(block));
-    if (saved->keep == ForwardSaved::Keep::kInputs) saved->blocks.push_back({.x_in = block.x_in});
+    if (saved->keep == ForwardSaved::Keep::kInputs)
+      saved->blocks.push_back({.x_in = block.x_in});
+    else if (saved->keep != ForwardSaved::Keep::kNothing)
+      saved->blocks.push_back(std::move(block));
   }
   if (saved) saved->rope = pass.rope;
+  wait_for_update(ctx, stages() - 1);
   return x;
+}
+
+void Transformer::wait_for_update(Context& ctx, Index stage) const {
+  if (!updates_.pending()) return;
+  mark(ctx, "waiting for AdamW");
+  updates_.wait(ctx, stage);
 }
 
 Tensor Transformer::logits(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks) const {
@@ -177,40 +189,67 @@ Tensor Transformer::head(Context& ctx, const ForwardBatch& batch, const Tensor& 
   return logits;
 }
 
-LossResult Transformer::result(Context& ctx, const ForwardSaved& saved, std::vector<Tensor> sums) const {
-  const std::size_t parts = sums.size(), layers = saved.losses.size();
+std::vector<Tensor> Transformer::numbers(const ForwardSaved& saved, std::vector<Tensor> sums) const {
   sums.insert(sums.end(), saved.losses.begin(), saved.losses.end());
   sums.insert(sums.end(), saved.offsets.begin(), saved.offsets.end());
-  const std::vector<Tensor> here = fetch_together(ctx, sums);
+  return sums;
+}
+
+std::vector<Index> Transformer::routed_experts() const {
+  std::vector<Index> routed;
+  for (const Block& block : blocks_) routed.push_back(block.routed_experts());
+  return routed;
+}
+
+namespace {
+
+// From numbers(), in this machine's memory.
+LossResult result_of(std::span<const Tensor> numbers, std::size_t parts, std::span<const Index> routed) {
   LossResult r;
   for (std::size_t i = 0; i < parts; ++i) {
-    r.loss_sum += here[i].data<double>()[0];
-    r.count += static_cast<Index>(here[i].data<double>()[1]);
+    r.loss_sum += numbers[i].data<double>()[0];
+    r.count += static_cast<Index>(numbers[i].data<double>()[1]);
   }
-  for (std::size_t l = 0; l < layers; ++l) {
+  for (std::size_t l = 0; l < routed.size(); ++l) {
     std::vector<std::int64_t>& load = r.load.emplace_back();
-    if (here[parts + l].numel() == 0) continue;
-    const std::span<const double> losses = here[parts + l].span<double>();
+    if (numbers[parts + l].numel() == 0) continue;
+    const std::span<const double> losses = numbers[parts + l].span<double>();
     r.balance.sequence += losses[0];
     r.balance.batch += losses[1];
     r.balance.device += losses[2];
     r.balance.router_z += losses[3];
-    const std::span<const std::int32_t> offset = here[parts + layers + l].span<std::int32_t>();
-    const auto routed = static_cast<std::size_t>(blocks_[l].routed_experts());
-    for (std::size_t e = offset.size() - 1 - routed; e + 1 < offset.size(); ++e) load.push_back(offset[e + 1] - offset[e]);
+    const std::span<const std::int32_t> offset = numbers[parts + routed.size() + l].span<std::int32_t>();
+    for (std::size_t e = offset.size() - 1 - static_cast<std::size_t>(routed[l]); e + 1 < offset.size(); ++e)
+      load.push_back(offset[e + 1] - offset[e]);
   }
   return r;
 }
 
+}  // namespace
+
+LossResult LossLater::get(Context& ctx) { return result_of(numbers_.get(ctx), parts_, routed_); }
+
 LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::int32_t> ids,
                                            std::span<const std::int32_t> targets, Index sequence_length, float loss_scale,
-                                           float aux_scale, ModelGradients& grads, bool recompute, bool add_grads,
-                                           Tensor* token_losses) const {
+                                           float aux_scale, ModelGradients& grads) const {
+  LossLater later;
+  loss_and_gradients(ctx, ids, targets, sequence_length, {.loss_scale = loss_scale, .aux_scale = aux_scale}, grads, later);
+  return later.get(ctx);
+}
+
+void Transformer::loss_and_gradients(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
+                                     Index sequence_length, const TrainingPass& options, ModelGradients& grads,
+                                     LossLater& later) const {
   require(trainable_, "quantized weights cannot be trained; load the model in f32 or bf16");
   require(targets.size() == ids.size(), "{} tokens have {} targets", ids.size(), targets.size());
   const auto eps = static_cast<float>(spec_->norm_eps);
+  using Keep = ForwardSaved::Keep;
+  const bool again = options.recompute == train::Recompute::kBlock, add_grads = options.add_grads;
+  Tensor* const token_losses = options.token_losses;
   const ForwardBatch batch = ForwardBatch::training(ids, sequence_length);
-  ForwardSaved saved{.keep = recompute ? ForwardSaved::Keep::kInputs : ForwardSaved::Keep::kAll};
+  ForwardSaved saved{.keep = again                                         ? Keep::kInputs
+                             : options.recompute == train::Recompute::kMoe ? Keep::kNoMoe
+                                                                           : Keep::kAll};
   const Tensor x = forward(ctx, batch, {}, &saved), all_targets = ctx.place(Tensor::view_of(targets));
   std::vector<Tensor> sums;
 
@@ -221,7 +260,7 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
     Tensor dlogits = dtype() == DType::kF32 ? logits : ctx.empty(dtype(), logits.shape()), dh_rows = dh.rows(first, last);
     Tensor losses_rows = token_losses ? token_losses->rows(first, last) : Tensor();
     sums.push_back(ops::cross_entropy(ctx, logits, all_targets.rows(first, last), token_losses ? &losses_rows : nullptr,
-                                      &dlogits, loss_scale));
+                                      &dlogits, options.loss_scale));
     ops::linear_backward_weight(ctx, dlogits, h.rows(first, last), grads.head, add_grads || first > 0);
     const ops::ProjectionGrad product{&dlogits, &weights_->head};
     ops::linear_backward_input(ctx, {&product, 1}, dh_rows);
@@ -235,18 +274,20 @@ LossResult Transformer::loss_and_gradients(Context& ctx, std::span<const std::in
   for (std::size_t l = blocks_.size(); l-- > 0;) {
     BlockSaved block = std::move(saved.blocks[l]);
     saved.blocks.pop_back();
-    if (recompute) {
-      Tensor again = block.x_in, y;  // kept, so it may be written over once the block has its own copy
-      blocks_[l].forward(ctx, pass, again, y, &block);
+    if (again) {
+      Tensor x_in = block.x_in, y;  // kept, so it may be written over once the block has its own copy
+      blocks_[l].forward(ctx, pass, x_in, y, &block);
     }
-    blocks_[l].backward(ctx, pass, block, dx, rounded, grads.layers[l], add_grads, aux_scale);
+    blocks_[l].backward(ctx, pass, block, dx, rounded, grads.layers[l], add_grads, options.aux_scale);
   }
   mark(ctx, "embedding");
   if (!add_grads && !spec_->tied_head) ctx.fill_zero(grads.embedding);  // a tied head's gradient is there already
   ops::embedding_backward(ctx, Tensor::view_of(ids), dx, grads.embedding);
   weights_->check();
-  mark(ctx, "waiting for the losses");
-  return result(ctx, saved, std::move(sums));
+  mark(ctx, "fetching the losses");
+  later.parts_ = sums.size();
+  later.routed_ = routed_experts();
+  later.numbers_.begin(ctx, numbers(saved, std::move(sums)));
 }
 
 LossResult Transformer::losses(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
@@ -263,7 +304,8 @@ LossResult Transformer::losses(Context& ctx, std::span<const std::int32_t> ids, 
     sums.push_back(ops::cross_entropy(ctx, logits, all_targets.rows(first, last), &rows));
   });
   weights_->check();
-  return result(ctx, saved, std::move(sums));
+  const std::size_t parts = sums.size();
+  return result_of(fetch_together(ctx, numbers(saved, std::move(sums))), parts, routed_experts());
 }
 
 }  // namespace dsmoe

@@ -5,9 +5,12 @@
 #include <memory>
 #include <span>
 
+#include "core/later.h"
+#include "core/side_stream.h"
 #include "dsmoe/context.h"
 #include "dsmoe/kv_type.h"
 #include "dsmoe/model_config.h"
+#include "dsmoe/train_options.h"
 #include "model/block.h"
 #include "model/forward_batch.h"
 #include "model/hooks.h"
@@ -27,10 +30,31 @@ struct LossResult {
   double mean() const { return count > 0 ? loss_sum / static_cast<double>(count) : 0; }
 };
 
+// The same of a pass that may still be under way.
+class LossLater {
+ public:
+  LossResult get(Context& ctx);  // waits for the pass, and throws for a fault that it found
+
+ private:
+  friend class Transformer;
+  std::size_t parts_ = 0;      // of the tokens: the first tensors are the sums of each
+  std::vector<Index> routed_;  // experts of each layer
+  LaterTogether numbers_;
+};
+
+// What a training pass is to do.
+struct TrainingPass {
+  float loss_scale = 1, aux_scale = 1;
+  train::Recompute recompute = train::Recompute::kNone;
+  bool add_grads = true;           // else the gradients are written over, whatever they were
+  Tensor* token_losses = nullptr;  // as for losses()
+};
+
 // What a training pass leaves behind.
 struct ForwardSaved {
   enum class Keep {
     kAll,      // what backward needs
+    kNoMoe,    // without the activations of MoE layers: backward computes them again
     kInputs,   // the input of each block: backward runs the block again
     kNothing,  // of the blocks: only the losses and the load are wanted
   };
@@ -52,8 +76,9 @@ class Transformer {
   const ModelConfig& config() const { return *config_; }  // for callers; the model itself is its spec
   const ModelSpec& spec() const { return *spec_; }
   const ops::Rope& rope() const { return rope_; }
-  ModelWeights& weights() { return *weights_; }
-  const ModelWeights& weights() const { return *weights_; }
+  // Of all updates so far: work on the stream of the Context that made them comes after these.
+  ModelWeights& weights() { return updates_.wait(), *weights_; }
+  const ModelWeights& weights() const { return updates_.wait(), *weights_; }
   DType dtype() const { return dtype_; }  // of the activations
   Device device() const { return weights_->embedding.device(); }
   // Whether all matrices are f32, or all bf16: only such a model can be trained.
@@ -79,25 +104,36 @@ class Transformer {
   Tensor logits(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks = {}) const;
 
   // ids and targets hold sequences of `sequence_length` one after another. The gradients are those of
-  // loss_scale * sum of the losses + aux_scale * sum of the balance losses, added to grads (or in their place, whatever
-  // they were). With recompute only the input of each block is kept, and backward runs the block again: the same bits for
-  // less memory and more time. `token_losses`: as for losses().
+  // loss_scale * sum of the losses + aux_scale * sum of the balance losses, added to grads.
   LossResult loss_and_gradients(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
-                                Index sequence_length, float loss_scale, float aux_scale, ModelGradients& grads,
-                                bool recompute = false, bool add_grads = true, Tensor* token_losses = nullptr) const;
+                                Index sequence_length, float loss_scale, float aux_scale, ModelGradients& grads) const;
+  // Does not wait; `later` gets the result.
+  void loss_and_gradients(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
+                          Index sequence_length, const TrainingPass& options, ModelGradients& grads,
+                          LossLater& later) const;
 
   // The loss alone; token_losses f32 (on the CPU f64 too) [B * S], where the work runs, holds that of each position, 0
   // where it has no target.
   LossResult losses(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
                     Index sequence_length, Tensor& token_losses, const PassHooks& hooks = {}) const;
 
+  // Changes the weights beside what the Context is given next, on a GPU. work(stage) launches what changes those of a
+  // stage: 0 the embedding, 1 + l layer l, and last the rest; see SideStream. A pass waits for each stage before it uses
+  // its weights, and for all of them before backward writes the first gradient; whoever asks for weights() comes after
+  // them.
+  void update(Context& ctx, const std::function<void(Index stage)>& work) { updates_.run(ctx, stages(), work); }
+  Index stages() const { return static_cast<Index>(blocks_.size()) + 2; }
+  void finish_updates() const { updates_.wait(); }
+
  private:
   // Embedding and blocks.
   Tensor run(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks, ForwardSaved* saved) const;
   Tensor run(Context& ctx, const Pass& pass, ForwardSaved* saved) const;
   Tensor head(Context& ctx, const ForwardBatch& batch, const Tensor& x) const;
-  // Waits for the pass. `sums`: of cross_entropy(), of some tokens after another.
-  LossResult result(Context& ctx, const ForwardSaved& saved, std::vector<Tensor> sums) const;
+  // The tensors that a result is made of. `sums`: of cross_entropy(), of some tokens after another.
+  std::vector<Tensor> numbers(const ForwardSaved& saved, std::vector<Tensor> sums) const;
+  std::vector<Index> routed_experts() const;
+  void wait_for_update(Context& ctx, Index stage) const;
 
   // Behind pointers, since the blocks refer to them and a Transformer may be moved.
   std::unique_ptr<ModelConfig> config_;
@@ -108,6 +144,7 @@ class Transformer {
   bool trainable_;
   ops::Rope rope_;
   std::vector<Block> blocks_;
+  SideStream updates_;
 };
 
 }  // namespace dsmoe

@@ -11,7 +11,7 @@
 namespace dsmoe {
 
 struct MoeForward::Saved {
-  Tensor x;  // [T, D]
+  Tensor x;  // [T, D]; empty, like the activations, where backward computes them again
   Index sequence_length = 0;
   ops::Chosen chosen;
   ops::Plan plan;
@@ -89,8 +89,9 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   auto [chosen, plan] = ops::gate(ctx, config, x, weights_.gate, weights_.gate_bias, dropped ? 0 : shared, options.training,
                                   options.overrides);
   if (config_.shared_gate && !dropped) ops::weigh_shared(ctx, x, weights_.shared_gate, plan);
+  const bool keeps = options.training && (options.keep_experts || tokens == 0);
   ops::ExpertActivations kept;
-  const Tensor h = ops::experts_gate_up(ctx, experts, plan, x, options.training ? &kept : nullptr);
+  const Tensor h = ops::experts_gate_up(ctx, experts, plan, x, keeps ? &kept : nullptr);
   MoeForward out;
   out.y = ops::experts_down_combine(ctx, experts, plan, h).reshape(x_in.shape());
   out.routing = {chosen.experts, chosen.weights, chosen.scores};
@@ -98,8 +99,8 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
     std::optional<ops::BatchLoad> whole = batch_load(config_, chosen, sequence, options.others);
     out.losses = ops::balance_losses(ctx, config_, chosen, sequence, whole ? &*whole : nullptr);
     out.offset = plan.offset;
-    out.saved = std::make_shared<MoeForward::Saved>(
-        MoeForward::Saved{x, sequence, std::move(chosen), std::move(plan), std::move(kept), false, std::move(whole)});
+    out.saved = std::make_shared<MoeForward::Saved>(MoeForward::Saved{
+        keeps ? x : Tensor(), sequence, std::move(chosen), std::move(plan), std::move(kept), false, std::move(whole)});
   }
   return out;
 }
@@ -109,24 +110,28 @@ Tensor MoeLayer::backward(Context& ctx, const Tensor& dy_in, const MoeForward& f
   require(forward.saved != nullptr, "backward needs a forward with .training = true");
   MoeForward::Saved& saved = *forward.saved;
   require(!saved.used, "this forward pass already had its backward pass, which uses up what forward saved");
-  const Tensor dy = as_tokens(config_, dy_in, "dy");  // [T, D]
-  require(dy.shape() == saved.x.shape() && dy.dtype() == saved.x.dtype(), "dy is {} {}, but x was {} {}",
-          to_string(dy.dtype()), dy_in.shape(), to_string(saved.x.dtype()), saved.x.shape());
+  const bool kept = saved.activations.gate_up.raw() != nullptr || saved.plan.tokens == 0;
+  const Tensor x = kept ? saved.x : as_tokens(config_, options.x, "x");  // [T, D]
+  const Tensor dy = as_tokens(config_, dy_in, "dy");                     // [T, D]
+  require(x.dim(0) == saved.plan.tokens, "x has {} tokens, forward had {}", x.dim(0), saved.plan.tokens);
+  require(dy.shape() == x.shape() && dy.dtype() == x.dtype(), "dy is {} {}, but x was {} {}", to_string(dy.dtype()),
+          dy_in.shape(), to_string(x.dtype()), x.shape());
   check_device(ctx, dy.device(), "dy");
   check_device(ctx, grads.gate.device(), "the gradients");
   check_gradients(config_, grads);
   const AuxScale aux = aux_scale(ctx, options);
   saved.used = true;
+  if (!kept) static_cast<void>(ops::experts_gate_up(ctx, weights_.experts, saved.plan, x, &saved.activations));
 
   ops::ExpertRowGrads d = ops::experts_down_backward(ctx, weights_.experts, saved.plan, dy, std::move(saved.activations));
-  ops::experts_weight_backward(ctx, saved.plan, saved.x, dy, d, grads.experts, options.accumulate);
-  Tensor dx = ops::gate_backward(ctx, config_, saved.x, weights_.gate,
+  ops::experts_weight_backward(ctx, saved.plan, x, dy, d, grads.experts, options.accumulate);
+  Tensor dx = ops::gate_backward(ctx, config_, x, weights_.gate,
                                  {saved.chosen, saved.plan, d.weight, saved.sequence_length, aux.known, options.accumulate,
                                   saved.whole ? &*saved.whole : nullptr, aux.factor},
                                  grads.gate);
   if (config_.shared_gate)
-    ops::weigh_shared_backward(ctx, saved.x, weights_.shared_gate, saved.plan, {d.weight, options.accumulate},
-                               grads.shared_gate, dx);
+    ops::weigh_shared_backward(ctx, x, weights_.shared_gate, saved.plan, {d.weight, options.accumulate}, grads.shared_gate,
+                               dx);
   return ops::experts_gate_up_backward(ctx, weights_.experts, saved.plan, d, std::move(dx)).reshape(dy_in.shape());
 }
 

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "core/fail.h"
 #include "io/atomic_file.h"
@@ -51,12 +52,17 @@ class Loop {
     const double began = now();
     bool saved = true;  // a checkpoint of the steps done exists, or there are none
     while (trainer_.steps_done() < options_.steps && !result_.stopped) {
-      const StepRecord record = step();
+      launch();
+      // On a GPU a step's numbers are read while the next one runs, but where the run looks at the model in between.
+      const bool ahead = trainer_.runs_ahead() && !looks_after(trainer_.steps_done());
+      while (trainer_.launched() > (ahead && !result_.stopped ? 1 : 0)) {
+        const StepRecord record = finish();
+        if (hooks_.step) hooks_.step(record);  // before stop(), which may follow from what it saw
+        result_.stopped = (result_.stopped || asked_to_stop()) && trainer_.steps_done() < options_.steps;
+      }
+      if (ahead && !result_.stopped) continue;
       const Index done = trainer_.steps_done();
-      if (hooks_.step) hooks_.step(record);  // before stop(), which may follow from what it saw
-      result_.stopped = asked_to_stop() && done < options_.steps;
-      const bool due = options_.save_every > 0 && done % options_.save_every == 0;
-      saved = due || new_best_ || result_.stopped || done == options_.steps;
+      saved = save_due(done) || new_best_ || result_.stopped || done == options_.steps;
       if (saved) save();
     }
     result_.seconds = now() - began;
@@ -71,26 +77,40 @@ class Loop {
     return asked > 0;
   }
 
-  StepRecord step() {
-    const double began = now();
-    StepRecord record{.step = trainer_.steps_done()};
+  bool save_due(Index done) const { return options_.save_every > 0 && done % options_.save_every == 0; }
+  bool evaluation_due(Index done) const {
+    return held_out_ && (done == options_.steps || (options_.eval_every > 0 && done % options_.eval_every == 0));
+  }
+  bool looks_after(Index done) const { return done == options_.steps || save_due(done) || evaluation_due(done); }
+
+  void launch() {
+    if (trainer_.launched() == 0) last_ = now();
     std::vector<Batch> passes;
     RunState& state = result_.state;
     for (Index pass = 0; pass < options_.grad_accum; ++pass, state.position += options_.batch_size)
       passes.push_back(world_ ? batch_of_rank(*world_, data_, state.position, options_.batch_size).batch
                               : data_.batch(state.position, options_.batch_size));
-    record.result = checked_step(passes);
+    checked([&] { trainer_.launch(passes); });
+  }
+
+  // The oldest step that was launched.
+  StepRecord finish() {
+    StepRecord record{.step = trainer_.steps_done() - trainer_.launched()};
+    RunState& state = result_.state;
+    checked([&] { record.result = trainer_.finish(); });
     state.tokens += record.result.tokens;
     result_.tokens += record.result.tokens;
     ++result_.steps;
     record.tokens = state.tokens;
-    record.tokens_per_second = static_cast<double>(record.result.tokens) / (now() - began);
-    const Index done = trainer_.steps_done();
+    const double time = now();
+    record.tokens_per_second = static_cast<double>(record.result.tokens) / (time - std::exchange(last_, time));
+    const Index done = record.step + 1;
     new_best_ = false;
-    if (held_out_ && (done == options_.steps || (options_.eval_every > 0 && done % options_.eval_every == 0))) {
+    if (evaluation_due(done)) {
       record.evaluation = result_.evaluation = trainer_.evaluate(*held_out_, options_.eval_sequences);
       new_best_ = hooks_.save_best && (state.best_step < 0 || record.evaluation->loss < state.best_loss);
       if (new_best_) state.best_loss = record.evaluation->loss, state.best_step = done;
+      last_ = now();
     }
     if (!first_) return record;
     log_->add(record);
@@ -98,9 +118,10 @@ class Loop {
     return record;
   }
 
-  StepResult checked_step(std::span<const Batch> passes) {
+  template <class Fn>
+  void checked(Fn fn) {
     try {
-      return trainer_.step(passes);
+      fn();
     } catch (const Error& error) {
       const auto last = folder_.last();
       if (error.code() != ErrorCode::kNumeric) throw;
@@ -153,6 +174,7 @@ class Loop {
   std::optional<EventFile> events_;
   RunResult result_;
   bool new_best_ = false;  // by the step that was just done
+  double last_ = 0;        // when the step that is timed began
 };
 
 }  // namespace

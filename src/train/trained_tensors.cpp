@@ -89,6 +89,7 @@ void TrainedTensors::add_tensor(Context& ctx, const std::vector<Entry>& entries)
     pieces_.push_back({zero_ && !s.rounded ? of(weight) : own(s.master), of(gradient), own(s.m), own(s.v),
                        s.rounded ? of(weight) : Tensor(), slice.run.decay});
     piece_spread_.push_back(slice.run.spread);
+    piece_stage_.push_back(entries.front().stage);
     // Handles of one piece have one shape.
     ops::AdamTensor& p = pieces_.back();
     for (Tensor* t : {&p.gradient, &p.m, &p.v, &p.stored})
@@ -143,24 +144,29 @@ void TrainedTensors::reduce_gradients() {
   }
 }
 
-double TrainedTensors::gradient_norm(Context& ctx) const {
+Tensor TrainedTensors::gradient_square(Context& ctx) const {
   mark(ctx, "norm of the gradients");
-  const auto square = [&](std::span<const ops::AdamTensor> pieces) {
-    const Tensor sum = ctx.fetch(ops::gradient_square(ctx, pieces));
-    return sum.data<double>()[0];
-  };
-  if (!mesh_) return std::sqrt(square(pieces_));
+  if (!mesh_) return ops::gradient_square(ctx, pieces_);
   double sums[2] = {0, 0};
   for (const bool spread : {false, true}) {
     std::vector<ops::AdamTensor> some;
     for (std::size_t i = 0; i < pieces_.size(); ++i)
       if (piece_spread_[i] == spread) some.push_back(pieces_[i]);
     double& sum = sums[spread ? 1 : 0];
-    sum = square(some);
+    sum = ops::gradient_square(ctx, some).data<double>()[0];
     if (zero_) group(spread).all_reduce(std::span(&sum, 1));
     if (spread) mesh_->experts->all_reduce(std::span(&sum, 1));
   }
-  return std::sqrt(sums[0] + sums[1]);
+  Tensor all = ctx.empty(DType::kF64, {1});
+  all.data<double>()[0] = sums[0] + sums[1];
+  return all;
+}
+
+void TrainedTensors::step(Context& ctx, const ops::AdamOptions& options, Index stage) {
+  std::vector<ops::AdamTensor> some;
+  for (std::size_t i = 0; i < pieces_.size(); ++i)
+    if (piece_stage_[i] == stage) some.push_back(pieces_[i]);
+  ops::adamw(ctx, some, options);
 }
 
 void TrainedTensors::step(Context& ctx, const ops::AdamOptions& options) {

@@ -29,6 +29,7 @@ class TrainedTensors {
     bool in_model = true;  // false: the weight is not a tensor of the model, so checkpoints keep it here
     bool trained = true;   // false: frozen; its gradient is computed and cleared
     bool spread = false;   // other ranks of the expert group have other ones of its kind
+    Index stage = 0;       // of step(): all entries of a tensor have one
   };
   // Where the weights are. Entries whose weights are parts of one tensor share its moments and, for bf16 weights, its f32
   // master copy.
@@ -39,9 +40,11 @@ class TrainedTensors {
   Index trained_numbers() const;  // of all ranks, when there are any: each counted once
   std::size_t bytes() const;      // of master copies and moments here
 
-  void reduce_gradients();  // the sums over all ranks, in the order of the ranks
-  double gradient_norm(Context& ctx) const;
+  void reduce_gradients();                                   // the sums over all ranks, in the order of the ranks
+  Tensor gradient_square(Context& ctx) const;                // the square of the norm, [1] f64 where the work runs
   void step(Context& ctx, const ops::AdamOptions& options);  // and clears all gradients, if the options say so
+  // The tensors of one stage alone, on a GPU: launches and nothing else.
+  void step(Context& ctx, const ops::AdamOptions& options, Index stage);
 
   // fn(name, where its numbers are, whether it is spread) for what a checkpoint keeps of each trained parameter:
   // "master.<name>" unless the model has it, "m.<name>" and "v.<name>". With ZeRO all ranks call it together, and see whole
@@ -87,6 +90,7 @@ class TrainedTensors {
   std::vector<State> states_;
   std::vector<ops::AdamTensor> pieces_;  // whole tensors, or the trained parts of one
   std::vector<bool> piece_spread_;
+  std::vector<Index> piece_stage_;
   std::vector<std::pair<Tensor, bool>> summed_;  // gradients of whole runs, and whether they are spread
   std::vector<Tensor> unused_;                   // gradients that AdamW does not clear
 };

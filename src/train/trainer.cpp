@@ -94,7 +94,9 @@ Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const T
       model_{checked(ctx, config, options), owned_copy(config, weights, options.dtype, ctx.device(), share_of(mesh_.get())),
              mesh_},
       grads_(zero_gradients(config, ctx.device(), share_of(mesh_.get()))),
-      trained_(mesh_, zero) {
+      trained_(mesh_, zero),
+      runs_ahead_(ctx.device() == Device::kCuda && options.lora_rank == 0 && options.bias_update_speed == 0),
+      scale_(ctx.zeros(DType::kF64, {1})) {
   require(!mesh_ || ctx.backend() == Backend::kCpu, "several ranks train on CPUs alone so far; use device cpu");
   require(options.bias_update_speed == 0 || config.selection_bias(),
           "bias-update-speed is {}, but the model has no selection bias (topk_method \"noaux_tc\" in config.json)",
@@ -115,77 +117,132 @@ Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const T
     const Parameter& p = parameters[i];
     if (p.traits.gradient && model_.weights().holds(p))
       entries.push_back({p.name, model_.weights().view(p), grads_.view(p), p.traits.decay,
-                         /*in_model=*/true, /*trained=*/!adapters && !fixed[i], is_spread(p)});
+                         /*in_model=*/true, /*trained=*/!adapters && !fixed[i], is_spread(p),
+                         p.layer >= 0                       ? 1 + p.layer
+                         : p.in(ParameterGroup::kEmbedding) ? 0
+                                                            : model_.stages() - 1});
   }
   trained_.add(ctx, std::move(entries));
   trained_parameters_ = trained_.trained_numbers();
   require(trained_parameters_ > 0, "nothing is left to train: every parameter is frozen");
 }
 
-// Forward and backward of all passes; the sums of all ranks.
-StepSums Trainer::run_passes(std::span<const Batch> passes) {
-  StepSums sums;
-  for (const Batch& b : passes) {
+Trainer::~Trainer() { model_.finish_updates(); }
+
+std::unique_ptr<Trainer::Flight> Trainer::flight_of(std::span<const Batch> passes) {
+  std::unique_ptr<Flight> flight = landed_ ? std::move(landed_) : std::make_unique<Flight>();
+  flight->step = step_;
+  flight->passes.assign(passes.begin(), passes.end());
+  flight->losses.resize(passes.size());
+  flight->sums = {}, flight->result = {}, flight->settled = false;
+  return flight;
+}
+
+// Forward and backward of all passes.
+void Trainer::launch_passes(Flight& flight) {
+  StepSums& sums = flight.sums;
+  for (const Batch& b : flight.passes) {
     sums.tokens += b.sequences * b.length;
     sums.targets += std::count_if(b.targets.begin(), b.targets.end(), [](std::int32_t id) { return id != kNoTarget; });
   }
   if (mesh_) add_up_targets(*mesh_->world, sums);
-  require(sums.targets > 0, "step {}: none of the {} tokens has a target", step_, sums.tokens);
-  const auto loss_scale = static_cast<float>(1.0 / static_cast<double>(sums.targets));
-  const double share = 1.0 / static_cast<double>(passes.size());
-  for (const Batch& b : passes) {
-    const bool add_grads = !overwrites_ || &b != &passes.front();
+  require(sums.targets > 0, "step {}: none of the {} tokens has a target", flight.step, sums.tokens);
+  for (std::size_t i = 0; i < flight.passes.size(); ++i) {
+    const Batch& b = flight.passes[i];
     Tensor losses = mesh_ ? Tensor(DType::kF64, {static_cast<Index>(b.ids.size())}) : Tensor();
-    const LossResult r = model_.loss_and_gradients(ctx_, b.ids, b.targets, b.length, loss_scale, static_cast<float>(share),
-                                                   grads_, options_.recompute, add_grads, mesh_ ? &losses : nullptr);
-    sums.pass_losses.push_back(
-        mesh_ ? sum_of_losses(mesh_->world->all_gather(std::as_const(losses).span<double>()), model_.config().vocab_size)
-              : r.loss_sum);
-    add(sums.balance, r.balance, share);
+    const TrainingPass pass{.loss_scale = static_cast<float>(1.0 / static_cast<double>(sums.targets)),
+                            .aux_scale = static_cast<float>(1.0 / static_cast<double>(flight.passes.size())),
+                            .recompute = options_.recompute,
+                            .add_grads = !overwrites_ || i > 0,
+                            .token_losses = mesh_ ? &losses : nullptr};
+    model_.loss_and_gradients(ctx_, b.ids, b.targets, b.length, pass, grads_, flight.losses[i]);
+    if (mesh_)
+      sums.pass_losses.push_back(
+          sum_of_losses(mesh_->world->all_gather(std::as_const(losses).span<double>()), model_.config().vocab_size));
+  }
+}
+
+// The step's losses and load, of all ranks.
+void Trainer::settle_losses(Flight& flight) {
+  StepSums& sums = flight.sums;
+  for (LossLater& later : flight.losses) {
+    const LossResult r = later.get(ctx_);
+    if (!mesh_) sums.pass_losses.push_back(r.loss_sum);
+    add(sums.balance, r.balance, 1.0 / static_cast<double>(flight.passes.size()));
     add(sums.load, r.load);
   }
   if (mesh_) add_up_rest(*mesh_->world, sums);
-  return sums;
+  flight.result.tokens = sums.tokens, flight.result.balance = sums.balance;
+  for (const double loss : sums.pass_losses) flight.result.loss += loss / static_cast<double>(sums.targets);
+  set_load_extremes(sums.load, flight.result);
+}
+
+void Trainer::settle_norm(Flight& flight) {
+  const Tensor square = flight.square.get(ctx_);
+  const double norm = std::sqrt(square.data<double>()[0]);
+  if (!std::isfinite(norm)) fail(ErrorCode::kNumeric, "the norm of the gradients is {}", norm);
+  flight.result.grad_norm = norm;
+  flight.settled = true;
 }
 
 StepResult Trainer::step(std::span<const Batch> passes) {
-  StepResult result;
-  StepSums sums;
-  try {
-    sums = run_passes(passes);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kNumeric) throw;
-    fail_not_finite(passes, error.what());
-  }
-  result.tokens = sums.tokens, result.balance = sums.balance;
-  for (const double loss : sums.pass_losses) result.loss += loss / static_cast<double>(sums.targets);
-  set_load_extremes(sums.load, result);
-  result.grad_norm = finish_gradients(passes);
-  result.rate = learning_rate(schedule_, options_.lr, options_.warmup_steps, step_,
-                              options_.schedule_steps > 0 ? options_.schedule_steps : options_.steps);
-  // The epsilon is that of PyTorch's clip_grad_norm_.
-  const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (result.grad_norm + 1e-6)) : 1.0;
-  trained_.step(ctx_, {.rate = result.rate,
-                       .beta1 = options_.beta1,
-                       .beta2 = options_.beta2,
-                       .epsilon = options_.epsilon,
-                       .weight_decay = options_.weight_decay,
-                       .grad_scale = clip,
-                       .step = step_ + 1,
-                       .clear = !overwrites_});
-  if (!lora_.empty()) lora_.merge(ctx_, model_.weights());
-  if (options_.bias_update_speed > 0) update_selection_bias(sums.load);
-  ++step_;
-  return result;
+  launch(passes);
+  while (launched() > 1) static_cast<void>(finish());
+  return finish();
 }
 
-// Computes the adapters' gradients with LoRA, and returns the gradient norm.
-double Trainer::finish_gradients(std::span<const Batch> passes) {
-  if (!lora_.empty()) lora_.gradients(ctx_, grads_);
-  trained_.reduce_gradients();
-  const double norm = trained_.gradient_norm(ctx_);
-  if (!std::isfinite(norm)) fail_not_finite(passes, fmt::format("the norm of the gradients is {}", norm));
-  return norm;
+void Trainer::launch(std::span<const Batch> passes) {
+  std::unique_ptr<Flight> flight = flight_of(passes);
+  flight->result.rate = learning_rate(schedule_, options_.lr, options_.warmup_steps, step_,
+                                      options_.schedule_steps > 0 ? options_.schedule_steps : options_.steps);
+  try {
+    launch_passes(*flight);
+    if (!runs_ahead_) settle_losses(*flight);
+    if (!lora_.empty()) lora_.gradients(ctx_, grads_);
+    trained_.reduce_gradients();
+    const Tensor square = trained_.gradient_square(ctx_);
+    ops::clip_scale(ctx_, square, options_.clip, scale_);
+    flight->square.begin(ctx_, square);
+    if (!runs_ahead_) settle_norm(*flight);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNumeric) throw;
+    fail_not_finite(std::move(flight), error.what());
+  }
+  update(flight->result);
+  if (options_.bias_update_speed > 0) update_selection_bias(flight->sums.load);
+  flights_.push_back(std::move(flight));
+  ++step_;
+}
+
+StepResult Trainer::finish() {
+  require(!flights_.empty(), "no step was launched");
+  std::unique_ptr<Flight> flight = std::move(flights_.front());
+  flights_.pop_front();
+  try {
+    if (!flight->settled) settle_losses(*flight), settle_norm(*flight);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNumeric) throw;
+    fail_not_finite(std::move(flight), error.what());
+  }
+  landed_ = std::move(flight);
+  return landed_->result;
+}
+
+// AdamW; on a GPU under the forward pass that follows. Numbers are updated each on its own, so that makes no difference.
+void Trainer::update(const StepResult& result) {
+  const ops::AdamOptions options{.rate = result.rate,
+                                 .beta1 = options_.beta1,
+                                 .beta2 = options_.beta2,
+                                 .epsilon = options_.epsilon,
+                                 .weight_decay = options_.weight_decay,
+                                 .scale = scale_,
+                                 .step = step_ + 1,
+                                 .clear = !overwrites_};
+  if (runs_ahead_)
+    model_.update(ctx_, [&](Index stage) { trained_.step(ctx_, options, stage); });
+  else
+    trained_.step(ctx_, options);
+  if (!lora_.empty()) lora_.merge(ctx_, model_.weights());
 }
 
 // Wang et al. 2024 (auxiliary-loss-free balancing): an expert with more than the mean load becomes a little less likely
@@ -206,10 +263,28 @@ void Trainer::update_selection_bias(const std::vector<std::vector<std::int64_t>>
   }
 }
 
-void Trainer::fail_not_finite(std::span<const Batch> passes, const std::string& what) {
+void Trainer::fail_not_finite(std::unique_ptr<Flight> flight, const std::string& what) {
+  step_ = flight->step;
+  if (runs_ahead_) {
+    // Steps that were launched after this one are over: they changed no weight, but wrote over its gradients, which are
+    // computed again. So may they have found faults of their own.
+    flights_.clear();
+    const auto ignoring_faults = [&](auto work) {
+      try {
+        work();
+        ctx_.synchronize();
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kNumeric) throw;
+      }
+    };
+    ignoring_faults([] {});
+    flight->sums = {};
+    ignoring_faults([&] { launch_passes(*flight); });
+  }
+  ctx_.fill_zero(scale_);
   std::string where;
   // Ranks compute together, and one alone may have found this: then nothing is run again.
-  for (const Batch& b : mesh_ ? std::span<const Batch>() : passes) {
+  for (const Batch& b : mesh_ ? std::span<const Batch>() : std::span<const Batch>(flight->passes)) {
     Tensor losses = ctx_.empty(DType::kF32, {static_cast<Index>(b.ids.size())});
     Index layer = -2;
     try {

@@ -1,6 +1,7 @@
 // A model with its gradients, moments and master weights. One call of step() is one optimizer step.
 #pragma once
 
+#include <deque>
 #include <filesystem>
 #include <functional>
 #include <span>
@@ -26,11 +27,21 @@ class Trainer {
   // are those of the whole batch. `zero`: as TrainedTensors has it.
   Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const TrainOptions& options,
           std::shared_ptr<const parallel::Mesh> mesh = nullptr, bool zero = false);
+  ~Trainer();  // after all updates
 
   // One update from the accumulated gradients of all passes. Loss and gradients equal those of one large batch, except for
   // the balance loss over the batch, which is computed per pass.
   // A loss or gradient that is not finite gives an Error with the step and the first layer that shows it.
   StepResult step(std::span<const Batch> passes);
+
+  // The same in two halves. On a GPU launch() waits for nothing, and finish() waits for the oldest step that was launched,
+  // so that a step can be launched before the one ahead is finished. A step that is not finite changes no weight, nor does
+  // any after it: finish() throws, those after it are gone, and steps_done() is as it was before the first of them.
+  void launch(std::span<const Batch> passes);
+  StepResult finish();
+  Index launched() const { return static_cast<Index>(flights_.size()); }  // and not finished
+  // Whether launch() returns before the step is done. Not on a CPU, nor where a step changes more than AdamW's tensors.
+  bool runs_ahead() const { return runs_ahead_; }
 
   Evaluation evaluate(const Dataset& data, Index sequences) const;
   // The ranks that train together; null for a process alone.
@@ -38,7 +49,7 @@ class Trainer {
 
   const Transformer& model() const { return model_; }
   Transformer& model() { return model_; }
-  Index steps_done() const { return step_; }
+  Index steps_done() const { return step_; }  // those that are launched too
   Index trained_parameters() const;
   std::size_t state_bytes() const;  // of weights, master weights, gradients and moments
 
@@ -49,12 +60,26 @@ class Trainer {
   void load_state(const std::filesystem::path& folder);
 
  private:
+  // A step between launch() and finish().
+  struct Flight {
+    Index step = 0;
+    std::vector<Batch> passes = {};
+    StepSums sums = {};
+    std::vector<LossLater> losses = {};  // of each pass; kept for later steps, with their memory
+    Later square = {};                   // of the gradients' norm
+    StepResult result = {};
+    bool settled = false;
+  };
+
   std::pair<double, std::vector<float>> losses_of(const Dataset& data, const Batch& batch, Index first) const;
-  StepSums run_passes(std::span<const Batch> passes);
+  std::unique_ptr<Flight> flight_of(std::span<const Batch> passes);
+  void launch_passes(Flight& flight);
+  void settle_losses(Flight& flight);
+  void settle_norm(Flight& flight);
+  void update(const StepResult& result);
   void write_state(const std::filesystem::path& folder) const;
-  double finish_gradients(std::span<const Batch> passes);
   void update_selection_bias(const std::vector<std::vector<std::int64_t>>& load);
-  [[noreturn]] void fail_not_finite(std::span<const Batch> passes, const std::string& what);
+  [[noreturn]] void fail_not_finite(std::unique_ptr<Flight> flight, const std::string& what);
   void each_state(const TrainedTensors::StateVisitor& visit, bool changes = false) const;
   bool is_spread(const Parameter& p) const { return mesh_ && mesh_->spreads_experts() && p.expert >= 0; }
 
@@ -71,6 +96,10 @@ class Trainer {
   TrainedTensors trained_;
   Index trained_parameters_ = 0;
   Index step_ = 0;
+  bool runs_ahead_;
+  Tensor scale_;  // of ops::clip_scale()
+  std::deque<std::unique_ptr<Flight>> flights_;
+  std::unique_ptr<Flight> landed_;  // for the next launch
 };
 
 }  // namespace dsmoe::train

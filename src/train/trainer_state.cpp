@@ -21,6 +21,8 @@ constexpr const char* kStepFile = "step.json";
 
 // Master weights and adapters are not in the model's files, nor are the weights that adapters are added to.
 void Trainer::each_state(const TrainedTensors::StateVisitor& visit, bool changes) const {
+  invariant(flights_.empty(), "the state of a trainer with steps that are not finished");
+  model_.finish_updates();
   trained_.each_state(visit, changes);
   for (const Adapter& adapter : lora_.adapters())
     visit("base." + adapter.parameter.name, TensorView(adapter.base), is_spread(adapter.parameter));

@@ -221,6 +221,23 @@ TEST_F(TrainCommand, BenchTrainPrintsItsBound) {
       EXPECT_GT(row[field], 0) << field;
 }
 
+TEST_F(TrainCommand, RecomputeMayLackItsValue) {
+  const auto activations = [&](const std::vector<std::string>& given) {
+    std::vector<std::string> args = {"bench", "train", "--preset",     "tiny", "--layers",  "2", "--dtype", "f32", "--json",
+                                     "-r",    "1",     "--batch-size", "1",    "--seq-len", "16"};
+    args.insert(args.end() - 2, given.begin(), given.end());
+    const ProgramResult r = run_program(args);
+    EXPECT_EQ(r.status, 0) << r.err;
+    return r.json()["results"][0]["activation_bytes"].get<double>();
+  };
+  const double all = activations({});
+  EXPECT_EQ(activations({"--recompute", "none"}), all);
+  EXPECT_LT(activations({"--recompute"}), all);
+  EXPECT_EQ(activations({"--recompute", "block"}), activations({"--recompute"}));
+  EXPECT_TRUE(
+      fails(run_program({"train", "-o", out("a"), "--recompute", "all"}), 2, {"--recompute", "none", "moe", "block"}));
+}
+
 // The goal: at most one and a half times what weights, gradients, moments and kept activations take.
 TEST_F(TrainCommand, AStepTakesLittleMoreMemoryThanWhatItKeeps) {
 #ifdef DSMOE_SANITIZED

@@ -63,6 +63,7 @@ TEST(NoCuda, OpsNameTheOption) {
   EXPECT_TRUE(names_the_option([&] { ops::cuda::cross_entropy(ctx, x, x, nullptr, nullptr, 1); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::adamw(ctx, {}, {}); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::gradient_square(ctx, {}, to); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::clip_scale(ctx, to, 1, to); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::add_bias_backward(ctx, x, to); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::scale(ctx, 2, to); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::attention(ctx, {1, 1, 8, 1.0f}, x, x, x, slices, to, nullptr); }));

@@ -172,6 +172,20 @@ TEST(MoeLayer, GradientsAccumulateAndAuxScaleScales) {
 }
 
 // A mapped file's tensors, and the stacks that training and GPUs take.
+TEST(MoeLayer, BackwardComputesAgainWhatForwardLeftOut) {
+  Context ctx(2);
+  const MoeConfig c = moe_config(12, 6, 8, 2, 1);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const MoeLayer layer(c, moe_weights(c, dtype, 1));
+    const Tensor x = random_tensor(dtype, {7, c.hidden_size}, 2), dy = random_tensor(dtype, {7, c.hidden_size}, 3);
+    Step less{layer.forward(ctx, x, {.training = true, .keep_experts = false}), {}, MoeGradients(c)};
+    less.dx = layer.backward(ctx, dy, less.out, less.grads, {.x = x});
+    expect_same(less, step(ctx, layer, x, dy));
+    const MoeForward out = layer.forward(ctx, x, {.training = true, .keep_experts = false});
+    EXPECT_TRUE(testing::throws_error([&] { layer.backward(ctx, dy, out, less.grads); }, {"x must be"}));
+  }
+}
+
 TEST(MoeLayer, ListedAndStackedExpertsGiveTheSameBits) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     MoeConfig c = moe_config(40, 24, 6, 2, 3);

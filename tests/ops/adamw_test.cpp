@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "support/expect_error.h"
 #include "support/random_tensor.h"
 #include "support/tolerance.h"
@@ -57,12 +60,50 @@ TEST(OpsAdamw, CpuIsRef) {
   }
 }
 
+Tensor number(double x) {
+  Tensor t(DType::kF64, {1});
+  t.data<double>()[0] = x;
+  return t;
+}
+
+TEST(OpsAdamw, ClipsToTheNorm) {
+  for (const Backend backend : {Backend::kRef, Backend::kCpu}) {
+    Context ctx(1, backend);
+    const auto scale = [&](double square, double clip) {
+      Tensor result = number(0);
+      ops::clip_scale(ctx, number(square), clip, result);
+      return result.data<double>()[0];
+    };
+    EXPECT_EQ(scale(16, 2), 2 / (4 + 1e-6));
+    EXPECT_EQ(scale(16, 5), 1);
+    EXPECT_EQ(scale(16, 0), 1);
+    EXPECT_TRUE(std::isnan(scale(std::numeric_limits<double>::infinity(), 0)));
+  }
+}
+
+TEST(OpsAdamw, ChangesNothingOnceANormWasNotFinite) {
+  Context ctx(1);
+  Tensor scale = number(0);
+  for (const double square : {4.0, std::nan(""), 4.0}) {
+    ops::clip_scale(ctx, number(square), 1, scale);
+    const bool first = !std::isnan(scale.data<double>()[0]);
+    auto tensors = make_tensors(DType::kBF16);
+    const auto before = make_tensors(DType::kBF16);
+    ops::adamw(ctx, tensors, {.scale = scale});
+    EXPECT_EQ(static_cast<bool>(test::same_bits(tensors[2].weight, before[2].weight)), !first);
+    EXPECT_EQ(static_cast<bool>(test::same_bits(tensors[2].m, before[2].m)), !first);
+  }
+  EXPECT_TRUE(std::isnan(scale.data<double>()[0]));
+}
+
 TEST(OpsAdamw, RefusesWhatDoesNotFit) {
   Context ctx(1);
   auto tensors = make_tensors(DType::kF32);
   EXPECT_TRUE(testing::throws_error([&] { ops::adamw(ctx, tensors, {.step = 0}); }, {"step 0"}));
   tensors[0].m = Tensor(DType::kF32, {2});
   EXPECT_TRUE(testing::throws_error([&] { ops::adamw(ctx, tensors, {}); }, {"[2]", "[1]"}));
+  Tensor scale = random_tensor(DType::kF32, {1}, 1);
+  EXPECT_TRUE(testing::throws_error([&] { ops::clip_scale(ctx, number(1), 1, scale); }, {"f32", "f64 [1]"}));
 }
 
 }  // namespace

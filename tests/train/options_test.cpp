@@ -21,7 +21,7 @@ constexpr const char* kOld = R"({
 })";
 
 TEST(TrainOptionsJson, OldFilesAreReadAndWrittenAlike) {
-  const nlohmann::ordered_json old = nlohmann::ordered_json::parse(kOld);
+  nlohmann::ordered_json old = nlohmann::ordered_json::parse(kOld);
   const TrainOptions o = options_from_json(old, "run.json");
   EXPECT_EQ(o.lr_schedule, LrSchedule::kCosine);
   EXPECT_EQ(o.order, Order::kSequential);
@@ -30,6 +30,9 @@ TEST(TrainOptionsJson, OldFilesAreReadAndWrittenAlike) {
   EXPECT_EQ(o.freeze, std::vector<std::string>{"*norm*"});
   nlohmann::ordered_json now = to_json(o);
   EXPECT_EQ(now.erase("eval-data"), 1u) << "is newer than the file";
+  old["recompute"] = true;  // a flag then
+  EXPECT_EQ(options_from_json(old, "run.json").recompute, Recompute::kBlock);
+  old["recompute"] = "none";
   EXPECT_EQ(now.dump(), old.dump()) << "the same fields in the same order";
 }
 

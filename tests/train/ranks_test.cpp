@@ -170,7 +170,7 @@ TEST(TrainRanks, EveryKindOfRun) {
   task.options.batch_size = 5;  // uneven shares
   check(task, kLayouts);
   task.config = with_balance(false);
-  task.options.grad_accum = 3, task.options.recompute = true;
+  task.options.grad_accum = 3, task.options.recompute = Recompute::kBlock;
   check(task, kLayouts);
 }
 

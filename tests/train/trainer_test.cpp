@@ -147,14 +147,18 @@ TEST(Trainer, RecomputingHasTheSameBits) {
     TrainOptions o = small_options();
     o.dtype = dtype;
     Trainer kept = make_trainer(two, o);
-    o.recompute = true;
+    o.recompute = Recompute::kBlock;
     Trainer again = make_trainer(three, o);
+    o.recompute = Recompute::kMoe;
+    Trainer experts_again = make_trainer(three, o);
     const Walks data;
     for (Index i = 0; i < 3; ++i) {
       test::step(kept, data, i * 4, 4);
       test::step(again, data, i * 4, 4);
+      test::step(experts_again, data, i * 4, 4);
     }
     EXPECT_EQ(test::distance(again, kept), 0) << to_string(dtype);
+    EXPECT_EQ(test::distance(experts_again, kept), 0) << to_string(dtype);
   }
 }
 
@@ -224,6 +228,25 @@ TEST(Trainer, ALossThatIsNotFiniteNamesStepAndLayer) {
   Trainer trainer = make_trainer(ctx, small_options());
   for (float& w : trainer.model().weights().layers[2].input_norm.span<float>()) w = 3e38f;
   EXPECT_TRUE(testing::throws_error([&] { test::step(trainer, data, 0, 4); }, {"step 0:", "layer 2"}));
+}
+
+TEST(Trainer, LaunchedAndFinishedIsAStep) {
+  Context ctx(1);
+  Trainer whole = make_trainer(ctx, small_options()), halves = make_trainer(ctx, small_options());
+  const Walks data;
+  for (Index i = 0; i < 3; ++i) {
+    const StepResult want = test::step(whole, data, i * 4, 4);
+    const Batch batch = data.batch(i * 4, 4);
+    halves.launch(std::span(&batch, 1));
+    EXPECT_EQ(halves.launched(), 1);
+    EXPECT_EQ(halves.steps_done(), i + 1);
+    const StepResult got = halves.finish();
+    EXPECT_EQ(got.loss, want.loss);
+    EXPECT_EQ(got.grad_norm, want.grad_norm);
+    EXPECT_EQ(got.rate, want.rate);
+  }
+  EXPECT_FALSE(halves.runs_ahead());  // a CPU does one thing after another
+  EXPECT_THROW(halves.finish(), Error);
 }
 
 TEST(Trainer, EvaluationIsPerDomain) {

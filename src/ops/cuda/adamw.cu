@@ -1,8 +1,11 @@
 // AdamW on a GPU: one launch for many tensors, each number on its own, in the CPU's arithmetic (cpu/kernels_impl.h). The
 // sum of squares is made of partial sums over a fixed number of neighbours, which are added up as a tree.
+#include <math_constants.h>
+
 #include <cmath>
 #include <vector>
 
+#include "core/fault.h"
 #include "ops/adamw.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/numbers.cuh"
@@ -20,6 +23,7 @@ constexpr Index kPiece = Index{1} << 16;  // numbers of one partial sum
 constexpr int kMany = 64;                 // tensors of one launch: as many as fit its arguments
 
 struct Step {
+  const double* scale;  // null: grad_scale
   float grad_scale, beta1, beta2, new1, new2, rate, root_scale, epsilon;
 };
 struct Numbers {
@@ -54,8 +58,8 @@ struct Many {
   }
 };
 
-__device__ void update(const Step& s, float keep, float gradient, float& m, float& v, float& w) {
-  const float g = __fmul_rn(s.grad_scale, gradient);
+__device__ void update(const Step& s, float scale, float keep, float gradient, float& m, float& v, float& w) {
+  const float g = __fmul_rn(scale, gradient);
   m = __fmaf_rn(s.beta1, m, __fmul_rn(s.new1, g));
   v = __fmaf_rn(s.beta2, v, __fmul_rn(s.new2, __fmul_rn(g, g)));
   const float step = __fdiv_rn(m, __fmaf_rn(s.root_scale, __fsqrt_rn(v), s.epsilon));
@@ -81,13 +85,14 @@ __device__ void stream_out(const gpu::Pack<float, kVector>& pack, float* to) {
 }
 
 template <int kVector>
-__device__ void update_some(const Step& s, const Numbers& n, unsigned block, bool clear) {
+__device__ void update_some(const Step& s, float scale, const Numbers& n, unsigned block, bool clear) {
   const Index at = (static_cast<Index>(block) * kThreads + threadIdx.x) * kVector;
   if (at >= n.count) return;
   const auto g = stream_in<kVector>(n.gradient + at);
   auto m = stream_in<kVector>(n.m + at), v = stream_in<kVector>(n.v + at), w = stream_in<kVector>(n.weight + at);
+  if (isnan(scale)) return;  // only now: the loads need not wait for it
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) update(s, n.keep, g.v[i], m.v[i], v.v[i], w.v[i]);
+  for (int i = 0; i < kVector; ++i) update(s, scale, n.keep, g.v[i], m.v[i], v.v[i], w.v[i]);
   if (clear) stream_out<kVector>({}, n.gradient + at);
   stream_out<kVector>(m, n.m + at);
   stream_out<kVector>(v, n.v + at);
@@ -103,12 +108,13 @@ __global__ void __launch_bounds__(kThreads)
     adamw_kernel(const __grid_constant__ Step s, const __grid_constant__ Many<Numbers> all, bool clear) {
   gpu::ptx::wait_for_previous_kernel();
   gpu::ptx::let_next_kernel_start();
+  const float scale = s.scale ? static_cast<float>(*s.scale) : s.grad_scale;
   const int i = all.of(blockIdx.x);
   const unsigned block = blockIdx.x - all.first_block[i];
   if (all.tensors[i].wide)
-    update_some<4>(s, all.tensors[i], block, clear);
+    update_some<4>(s, scale, all.tensors[i], block, clear);
   else
-    update_some<1>(s, all.tensors[i], block, clear);
+    update_some<1>(s, scale, all.tensors[i], block, clear);
 }
 
 // The same value in every thread: a tree over the lanes, then the warps in order.
@@ -160,6 +166,16 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const double* partial, In
   if (threadIdx.x == 0) *result = sum;
 }
 
+// As ref::clip_scale().
+__global__ void clip_kernel(const double* square, double clip, const unsigned long long* fault, double* scale) {
+  gpu::ptx::wait_for_previous_kernel();
+  gpu::ptx::let_next_kernel_start();
+  if (isnan(*scale) || !isfinite(*square) || *fault != kNoFault)
+    *scale = CUDART_NAN;
+  else
+    *scale = clip > 0 ? fmin(1.0, __ddiv_rn(clip, __dadd_rn(__dsqrt_rn(*square), 1e-6))) : 1.0;
+}
+
 float* floats(const Tensor& t) { return static_cast<float*>(const_cast<void*>(t.raw())); }
 
 bool aligned(std::initializer_list<const void*> pointers) {
@@ -172,7 +188,8 @@ bool aligned(std::initializer_list<const void*> pointers) {
 
 void adamw(Context& ctx, std::span<AdamTensor> tensors, const AdamOptions& o) {
   const auto beta1 = static_cast<float>(o.beta1), beta2 = static_cast<float>(o.beta2);
-  Step s{.grad_scale = static_cast<float>(o.grad_scale),
+  Step s{.scale = o.scale.numel() > 0 ? static_cast<const double*>(o.scale.raw()) : nullptr,
+         .grad_scale = static_cast<float>(o.grad_scale),
          .beta1 = beta1,
          .beta2 = beta2,
          .new1 = 1 - beta1,
@@ -223,6 +240,11 @@ void gradient_square(Context& ctx, std::span<const AdamTensor> tensors, Tensor& 
   }
   flush();
   gpu::launch(sum_kernel, 1, kThreads, 0, ctx.stream(), sums, pieces, static_cast<double*>(sum.raw_mutable()));
+}
+
+void clip_scale(Context& ctx, const Tensor& square, double clip, Tensor& scale) {
+  gpu::launch(clip_kernel, 1, 1, 0, ctx.stream(), static_cast<const double*>(square.raw()), clip, ctx.fault_word(),
+              static_cast<double*>(scale.raw_mutable()));
 }
 
 }  // namespace dsmoe::ops::cuda

@@ -1,5 +1,6 @@
 // y = x · Wᵀ on the machine of hopper_gemm.cuh: the weights are one expert that every token has. And dx = dy · W, which is
 // the same product with the weights read the other way: wgmma takes them with either dimension contiguous.
+#include "ops/cuda/hopper_float_rows.cuh"
 #include "ops/cuda/hopper_gemm.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/linear.h"
@@ -72,11 +73,15 @@ struct Consumer {
       const int column = ((tile.m_block - args.first_block[matrix]) * C::kBlocks + i) * C::kTileM + group * 64;
       const int columns = args.columns[matrix];
       Y* const out = static_cast<Y*>(args.y[matrix]) + static_cast<std::size_t>(tile.row) * columns + column;
-      if constexpr (sizeof(Y) == 4)
-        store_floats<kN>(acc[i], out, columns, tile.rows, columns - column, args.accumulate);
-      else
-        store_transposed<kN>(acc[i], shared.staging + group * C::kStagingBytes, group, out, columns, tile.rows,
-                             columns - column);
+      const std::uint32_t staging = shared.staging + group * C::kStagingBytes;
+      if constexpr (sizeof(Y) == 4) {
+        if (C::kTokens == kWideTile && columns % 4 == 0 && reinterpret_cast<std::uintptr_t>(args.y[matrix]) % 16 == 0)
+          store_float_rows<kN>(acc[i], staging, group, out, columns, tile.rows, columns - column, args.accumulate);
+        else
+          store_floats<kN>(acc[i], out, columns, tile.rows, columns - column, args.accumulate);
+      } else {
+        store_transposed<kN>(acc[i], staging, group, out, columns, tile.rows, columns - column);
+      }
     }
   }
 };
@@ -182,12 +187,21 @@ void run(Args& args, const LinearSizes& s, std::span<const LinearMatrix> matrice
   launch_tiles<C>(linear_kernel<C, Y, false>, args, stream);
 }
 
+// Whether neighbouring blocks of columns share the rows that they load, which pays where there are tiles for all of the
+// device several times.
+bool in_pairs(const LinearSizes& s, std::span<const LinearMatrix> matrices) {
+  int blocks = 0;
+  for (const LinearMatrix& m : matrices) blocks += (m.columns + Wide::kTileM - 1) / Wide::kTileM;
+  return blocks % 2 == 0 && s.rows >= 8 * kWideTile;
+}
+
 template <class Y>
 void run(Args& args, const LinearSizes& s, std::span<const LinearMatrix> matrices, cudaStream_t stream) {
   switch (linear_tile(s.rows)) {
     case kNarrowTile: return run<Narrow, Y>(args, s, matrices, stream);
     case kMiddleTile: return run<Middle, Y>(args, s, matrices, stream);
-    default: return run<Wide, Y>(args, s, matrices, stream);
+    default:
+      return in_pairs(s, matrices) ? run<WidePair, Y>(args, s, matrices, stream) : run<Wide, Y>(args, s, matrices, stream);
   }
 }
 

@@ -54,6 +54,7 @@ void add_bias(Context&, const Tensor&, Tensor&) { not_built(); }
 void store_rows(Context&, const Tensor&, const Slices&, Tensor&) { not_built(); }
 void add_bias_backward(Context&, const Tensor&, Tensor&) { not_built(); }
 void scale(Context&, float, Tensor&) { not_built(); }
+void clip_scale(Context&, const Tensor&, double, Tensor&) { not_built(); }
 void adamw(Context&, std::span<AdamTensor>, const AdamOptions&) { not_built(); }
 void gradient_square(Context&, std::span<const AdamTensor>, Tensor&) { not_built(); }
 Tensor cross_entropy(Context&, const Tensor&, const Tensor&, Tensor*, Tensor*, float) { not_built(); }

@@ -1,6 +1,8 @@
 #include "ops/adamw.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace dsmoe::ops::ref {
 
@@ -27,6 +29,14 @@ double gradient_square(std::span<const AdamTensor> tensors) {
   for (const AdamTensor& t : tensors)
     for (const float g : t.gradient.span<float>()) sum += static_cast<double>(g) * g;
   return sum;
+}
+
+// The epsilon is that of PyTorch's clip_grad_norm_.
+void clip_scale(double square, double clip, double& scale) {
+  if (std::isnan(scale) || !std::isfinite(square))
+    scale = std::numeric_limits<double>::quiet_NaN();
+  else
+    scale = clip > 0 ? std::min(1.0, clip / (std::sqrt(square) + 1e-6)) : 1.0;
 }
 
 }  // namespace dsmoe::ops::ref

@@ -66,6 +66,20 @@ TEST_F(CudaLinear, ARowHasItsBitsInAnyBatch) {
   }
 }
 
+// Many rows are multiplied by pairs of thread blocks where columns come in an even number of blocks, and f32 numbers are
+// stored in fours where columns do: the same bits.
+TEST_F(CudaLinear, ManyRowsHaveTheBitsOfFew) {
+  const Tensor x = random_tensor(DType::kBF16, {2600, 520}, 3);
+  for (const Index n : {264, 512, 250, 4})
+    for (const DType out : {DType::kF32, DType::kBF16}) {
+      if (out == DType::kBF16 && n % 8 != 0) continue;
+      const Tensor w = random_tensor(DType::kBF16, {n, 520}, 4), all = product(x, w, out);
+      for (const Index first : {Index{0}, Index{1100}, Index{2500}})
+        EXPECT_TRUE(same_bits(product(x.rows(first, first + 100), w, out), all.rows(first, first + 100)))
+            << n << ' ' << first << ' ' << to_string(out);
+    }
+}
+
 TEST_F(CudaLinear, SeveralAtOnceAreTheSame) {
   const Tensor x = ctx().place(random_tensor(DType::kBF16, {40, 256}, 5));
   std::vector<Tensor> w;

@@ -233,6 +233,48 @@ TEST_F(CudaTraining, AdamW) {
   }
 }
 
+TEST_F(CudaTraining, ClipScaleIsTheCpusToTheBit) {
+  const Tensor squares = random_tensor(DType::kF32, {64}, 1);
+  Tensor want = Tensor::zeros(DType::kF64, {1}), got = ctx().zeros(DType::kF64, {1});
+  for (Index i = 0; i < squares.numel(); ++i) {
+    Tensor square(DType::kF64, {1});
+    square.data<double>()[0] = std::abs(static_cast<double>(squares.data<float>()[i]));
+    ops::clip_scale(ref, square, i == 0 ? 0 : 0.5, want);
+    ops::clip_scale(ctx(), ctx().place(square), i == 0 ? 0 : 0.5, got);
+    ASSERT_TRUE(same_bits(ctx().fetch(got), want)) << i;
+  }
+}
+
+// What a norm that is not finite, or a fault in a kernel ahead, does to this update and to all after it.
+TEST_F(CudaTraining, NothingIsUpdatedAfterAFault) {
+  Tensor square(DType::kF64, {1});
+  const auto updates = [&](Tensor& scale, double value) {
+    square.data<double>()[0] = value;
+    ops::clip_scale(ctx(), ctx().place(square), 1, scale);
+    const Tensor before = random_tensor(DType::kF32, {5000}, 1);
+    std::vector<ops::AdamTensor> t = {
+        {copy(before), copy(before), copy(before), ctx().zeros(DType::kF32, {5000}), ctx().zeros(DType::kBF16, {5000})}};
+    ops::adamw(ctx(), t, {.scale = scale, .clear = false});
+    const bool changed = !same_bits(ctx().fetch(t[0].weight), before);
+    EXPECT_EQ(!same_bits(ctx().fetch(t[0].m), before), changed);
+    EXPECT_EQ(!same_bits(ctx().fetch(t[0].stored), Tensor::zeros(DType::kBF16, {5000})), changed);
+    return changed;
+  };
+  Tensor scale = ctx().zeros(DType::kF64, {1});
+  EXPECT_TRUE(updates(scale, 1));
+  EXPECT_FALSE(updates(scale, std::numeric_limits<double>::infinity()));
+  EXPECT_FALSE(updates(scale, 1));
+  // A target that is no token.
+  scale = ctx().zeros(DType::kF64, {1});
+  const std::vector<std::int32_t> target = {10};
+  ops::cross_entropy(ctx(), ctx().place(random_tensor(DType::kF32, {1, 10}, 1)),
+                     ctx().place(Tensor::view_of(std::span<const std::int32_t>(target))));
+  square.data<double>()[0] = 1;
+  ops::clip_scale(ctx(), ctx().place(square), 1, scale);
+  EXPECT_THROW(ctx().synchronize(), Error);
+  EXPECT_TRUE(std::isnan(ctx().fetch(scale).data<double>()[0]));
+}
+
 TEST_F(CudaTraining, PartsOfTensorsNeedNoAlignment) {
   const Tensor numbers = random_tensor(DType::kF32, {1000}, 1);
   const auto part = [](const Tensor& t) { return t.rows(3, 998); };

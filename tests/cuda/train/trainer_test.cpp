@@ -110,17 +110,21 @@ TEST_F(CudaTrainer, TwoRunsAreEqualToTheBitAndSoIsRecomputing) {
     TrainOptions o = small_options();
     o.dtype = dtype;
     Trainer first = make_trainer(ctx(), o), second = make_trainer(ctx(), o);
-    o.recompute = true;
+    o.recompute = Recompute::kBlock;
     Trainer again = make_trainer(ctx(), o);
+    o.recompute = Recompute::kMoe;
+    Trainer experts_again = make_trainer(ctx(), o);
     const Walks data;
     for (Index i = 0; i < 5; ++i) {
       const StepResult a = test::step(first, data, i * 4, 4), b = test::step(second, data, i * 4, 4);
       test::step(again, data, i * 4, 4);
+      test::step(experts_again, data, i * 4, 4);
       EXPECT_EQ(a.loss, b.loss);
       EXPECT_EQ(a.grad_norm, b.grad_norm);
     }
     EXPECT_TRUE(same_weights(first, second));
     EXPECT_TRUE(same_weights(first, again));
+    EXPECT_TRUE(same_weights(first, experts_again));
   }
 }
 
@@ -233,7 +237,8 @@ TEST_F(CudaTrainer, ARunThatDoesNotFitIsRefusedBeforeItsFirstStep) {
   TrainOptions o = small_options();
   o.batch_size = 4096;
   o.seq_len = Index{1} << 20;
-  EXPECT_TRUE(throws_error([&] { make_trainer(ctx(), o, config); }, {"training takes about", "GB free", "batch-size"}));
+  EXPECT_TRUE(throws_error([&] { make_trainer(ctx(), o, config); },
+                           {"training takes about", "GB free", "what would fit: batch-size", "grad-accum"}));
 }
 
 }  // namespace
