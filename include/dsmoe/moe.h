@@ -101,7 +101,7 @@ struct MoeBackwardOptions {
   float aux_scale = 1.0f;  // multiplies the gradient of the balance losses
   bool accumulate = true;  // add to the gradients; false: overwrite them
   // [1] f32 where the layer runs, or empty: multiplies aux_scale. On a GPU earlier work on the stream may still compute it.
-  Tensor aux_scale_factor;
+  Tensor aux_scale_factor = {};
   Tensor x = {};  // after a forward without keep_experts: what it was given
 };
 
