@@ -141,8 +141,9 @@ TEST_F(CudaHeads, GradientsOfAModelAreTheCpus) {
       if (!p.traits.gradient) continue;
       // About 24 results of a layer are stored on the way there, and as many on the way back.
       const double limit = dtype == DType::kF32 ? 1e-3 : chain_limit(dtype, 2 * 24 * 2, 200);
-      if (dtype == DType::kF32 || p.role != "router.weight") EXPECT_TRUE(close(got[i], want[i], limit)) << p.name;
-      ++i;
+      const Tensor &a = got[i], &b = want[i++];
+      if (dtype == DType::kBF16 && p.role == "router.weight") continue;  // differences of numbers that are close
+      EXPECT_TRUE(close(a, b, limit)) << p.name;
     }
   }
 }
