@@ -42,7 +42,7 @@ class CudaPackedModel : public GpuTest {
   void make(const Kind& kind) {
     ModelConfig c = kind.latent ? family_of("deepseek_v3").default_config() : ModelConfig();
     if (kind.latent) {
-      c.kv_lora_rank = 96, c.q_lora_rank = 64, c.qk_nope_head_dim = 40, c.qk_rope_head_dim = 32, c.v_head_dim = 48;
+      c.kv_lora_rank = 96, c.q_lora_rank = 128, c.qk_nope_head_dim = 32, c.qk_rope_head_dim = 32, c.v_head_dim = 64;
       c.n_group = c.topk_group = 1;
     }
     c.vocab_size = kVocab, c.hidden_size = 256, c.intermediate_size = 320, c.moe_intermediate_size = 128;
