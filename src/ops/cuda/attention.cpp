@@ -9,6 +9,7 @@
 #include "ops/cuda/heuristics.h"
 #include "ops/cuda/linear.h"
 #include "ops/cuda/packed.h"
+#include "ops/pack.h"
 
 namespace dsmoe::ops::cuda {
 
@@ -18,8 +19,8 @@ bool project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, const
                        Tensor& q, Tensor& k_cache, Tensor& v_cache) {
   const gpu::LinearSizes s{static_cast<int>(x.dim(0)), static_cast<int>(x.dim(1))};
   const Index half = angles.head_dim() / 2;
-  if (s.rows == 0 || gpu::linear_tile(s.rows) != gpu::kTinyTile || half % 8 != 0 || x.dtype() != DType::kBF16 ||
-      k_cache.dtype() != DType::kBF16)
+  const bool few = s.rows <= gpu::kTinyTile;
+  if (s.rows == 0 || half % (few ? 8 : 32) != 0 || x.dtype() != DType::kBF16 || k_cache.dtype() != DType::kBF16)
     return false;
   const bool packed = is_quantized(w.q.dtype()) && is_quantized(w.k.dtype()) && is_quantized(w.v.dtype());
   for (const Tensor* m : {&w.q, &w.k, &w.v})
@@ -33,17 +34,19 @@ bool project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, const
                                        static_cast<int>(half)};
   log("launch", "project_and_store T={} K={} N={}+{}+{} packed={}", s.rows, s.inner, columns(w.q), columns(w.k),
       columns(w.v), packed);
-  if (packed) {
+  if (packed && few) {
     using gpu::packed::matrix_of;
     const gpu::packed::Product qkv[] = {{matrix_of(w.q), q.raw_mutable(), false},
                                         {matrix_of(w.k), k_cache.raw_mutable(), false},
                                         {matrix_of(w.v), v_cache.raw_mutable(), false}};
     return gpu::packed::project_few(s, rows, qkv, turn, ctx.stream());
   }
-  const gpu::LinearMatrix qkv[] = {{w.q.raw(), q.raw_mutable(), columns(w.q)},
-                                   {w.k.raw(), k_cache.raw_mutable(), columns(w.k)},
-                                   {w.v.raw(), v_cache.raw_mutable(), columns(w.v)}};
-  gpu::hopper::project_few(s, rows, qkv, turn, ctx.stream());
+  const auto as_bf16 = [&](const Tensor& m) { return packed ? unpacked(ctx, m) : m; };
+  const Tensor wq = as_bf16(w.q), wk = as_bf16(w.k), wv = as_bf16(w.v);
+  const gpu::LinearMatrix qkv[] = {{wq.raw(), q.raw_mutable(), columns(w.q)},
+                                   {wk.raw(), k_cache.raw_mutable(), columns(w.k)},
+                                   {wv.raw(), v_cache.raw_mutable(), columns(w.v)}};
+  (few ? gpu::hopper::project_few : gpu::hopper::project)(s, rows, std::span(qkv), turn, ctx.stream());
   return true;
 }
 

@@ -18,7 +18,12 @@ Path choose_linear_path(DType dtype, Index inner, Index columns, DType output);
 // Rows of one token tile of the Hopper kernels, at most.
 inline constexpr int kWideTile = 256, kMiddleTile = 128, kNarrowTile = 64, kTinyTile = 16;
 int token_tile(Index tokens, bool training);
-int linear_tile(Index tokens);
+int dense_tile(Index tokens);  // of a dense layer
+
+// The tiles of y = x · Wᵀ for more than kTinyTile rows of x and so many columns of y (rows of W): 64 x 64, 128 x 64, 128 x
+// 128 or 256 x 128.
+enum class LinearTile { kSmall, kSlim, kSquare, kWide };
+LinearTile linear_tile(Index rows, Index columns);
 
 // Whether packed matrices are unpacked in the products (up to 16 rows at a time), or before them for the bf16 kernels.
 bool unpacks_in_product(Index tokens, bool grouped);

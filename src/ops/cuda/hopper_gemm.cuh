@@ -26,7 +26,7 @@ struct Config {
   static constexpr int kCluster = kCluster_;
   // Where there are few stages and memory is the limit, a stage is released as soon as its product is done instead of when
   // the next product has begun: that keeps one more load in flight.
-  static constexpr bool kDrains = kTokens == kMiddleTile;
+  static constexpr bool kDrains = kBlocks > 1;
   static constexpr int kTileM = 64 * kGroups;  // rows of one block of weights
   static constexpr int kThreads = 128 * (1 + kGroups);
   static constexpr int kBlockBytesA = kGroups * kGroupBytesA;
@@ -393,10 +393,11 @@ struct Staging {
   }
 };
 
-// Stores acc (64 output columns of this warpgroup x kN tokens) as bf16 rows of `out`.
-template <int kN>
-__device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std::uint32_t staging, int group,
-                                                 __nv_bfloat16* out, std::size_t ld, int rows, int columns) {
+// acc (64 output columns of this warpgroup x kN tokens) as bf16 rows in the staging area, as many as fit at a time:
+// copy_out(first, rows) takes them from there.
+template <int kN, class CopyOut>
+__device__ __forceinline__ void stage_transposed(const float (&acc)[kN / 2], std::uint32_t staging, int group, int rows,
+                                                 CopyOut&& copy_out) {
   using Area = Staging<64>;
   constexpr int kStep = kN < Area::kMaxRows ? kN : Area::kMaxRows;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -410,9 +411,20 @@ __device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std
                           ptx::pack(acc[j + 2], acc[j + 3]));
     }
     ptx::named_barrier_sync(1 + group, 128);
-    Area::copy_out<kStep, false>(staging, out + n0 * ld, ld, min(kStep, rows - n0), columns);
+    copy_out(n0, min(kStep, rows - n0));
   }
   ptx::named_barrier_sync(1 + group, 128);
+}
+
+// Stores acc (64 output columns of this warpgroup x kN tokens) as bf16 rows of `out`.
+template <int kN>
+__device__ __forceinline__ void store_transposed(const float (&acc)[kN / 2], std::uint32_t staging, int group,
+                                                 __nv_bfloat16* out, std::size_t ld, int rows, int columns) {
+  using Area = Staging<64>;
+  constexpr int kStep = kN < Area::kMaxRows ? kN : Area::kMaxRows;
+  stage_transposed<kN>(acc, staging, group, rows, [&](int first, int count) {
+    Area::copy_out<kStep, false>(staging, out + first * ld, ld, count, columns);
+  });
 }
 
 // ---- host side

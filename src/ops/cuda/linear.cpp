@@ -47,7 +47,7 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
   DType dtype = DType::kF32;
   const auto flush = [&] {
     const auto* const rows = static_cast<const __nv_bfloat16*>(x.raw());
-    if (!together.empty() && gpu::linear_tile(s.rows) == gpu::kTinyTile)
+    if (!together.empty() && s.rows <= gpu::kTinyTile)
       gpu::hopper::linear_few(s, rows, together, dtype, ctx.stream());
     else if (!together.empty())
       gpu::hopper::linear(s, rows, together, dtype, ctx.stream());

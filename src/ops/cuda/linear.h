@@ -36,13 +36,15 @@ void linear(const LinearSizes& s, const __nv_bfloat16* x, std::span<const Linear
 // The same bits for at most kTinyTile rows, which linear() does not take.
 void linear_few(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> matrices, DType y_dtype,
                 cudaStream_t stream);
-// q, k and v of up to kTinyTile new tokens, of which q is turned, and k is turned and stored in the cache, v stored. The
-// `y`s are q [T, N] and the caches. bf16; half of a head is a multiple of 8.
+// q, k and v of new tokens, of which q is turned, and k is turned and stored in the cache, v stored. The `y`s are q [T, N]
+// and the caches. bf16; half of a head is a multiple of 32, or, for up to kTinyTile tokens (project_few), of 8.
 struct TurnAndStore {
   const float *cos, *sin;         // [T, half]
   const std::int32_t* cache_row;  // [T]
   int half;                       // of a head
 };
+void project(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> qkv, const TurnAndStore& turn,
+             cudaStream_t stream);
 void project_few(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> qkv, const TurnAndStore& turn,
                  cudaStream_t stream);
 // dx = the sum of up to kMostProjections products, each with an N of its own; it is f32 or, without `accumulate`, bf16.

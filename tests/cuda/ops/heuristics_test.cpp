@@ -21,6 +21,26 @@ TEST(Heuristics, TilesGrowWithTheTokens) {
   EXPECT_FALSE(gathers_first(token_tile(1536, false)));
 }
 
+TEST(Heuristics, ADenseLayersWeightsAreReadOnceForAFewHundredTokens) {
+  for (const Index tokens : {1, 2, 3, 64, 65, 128, 129, 256}) EXPECT_GE(dense_tile(tokens), tokens);
+  EXPECT_EQ(dense_tile(1000), kWideTile);
+}
+
+// At the shapes of the 16B model: as few rounds over the device as will do.
+TEST(Heuristics, TilesOfOneMatrixFillTheDevice) {
+  for (const Index rows : {17, 64}) {
+    EXPECT_EQ(linear_tile(rows, 6144), LinearTile::kSmall);
+    EXPECT_EQ(linear_tile(rows, 2048), LinearTile::kSmall);
+  }
+  EXPECT_EQ(linear_tile(128, 6144), LinearTile::kSlim);
+  EXPECT_EQ(linear_tile(256, 6144), LinearTile::kSquare);
+  EXPECT_EQ(linear_tile(256, 2048), LinearTile::kSmall);
+  EXPECT_EQ(linear_tile(512, 2048), LinearTile::kSlim);
+  EXPECT_EQ(linear_tile(1024, 2048), LinearTile::kSquare);
+  for (const Index rows : {512, 4096}) EXPECT_EQ(linear_tile(rows, 6144), LinearTile::kWide);
+  EXPECT_EQ(linear_tile(256, 102400), LinearTile::kWide);
+}
+
 TEST(Heuristics, SharedExpertsAreCutWhereTheyWouldTakeLongest) {
   EXPECT_EQ(shared_slice(16384, 2, 6 * 16384, 1408, 2048), 16384);  // the 16B shape: not cut
   const int slice = shared_slice(32768, 2, 6 * 32768, 176, 512);

@@ -22,7 +22,8 @@ class CudaLinear : public GpuTest {
   }
 };
 
-// Odd sizes, sizes around the tiles of 16, 64, 128 and 256 tokens and of 64 and 128 columns.
+// Odd sizes, sizes around the tiles of 16, 64, 128 and 256 tokens and of 64 and 128 columns. With 6152 columns the tiles
+// grow with the rows: small ones would take more rounds.
 TEST_F(CudaLinear, IsTheReferences) {
   Context ref(1, Backend::kRef);
   struct Sizes {
@@ -37,7 +38,9 @@ TEST_F(CudaLinear, IsTheReferences) {
                         {65, 520, 128},
                         {130, 64, 264},
                         {257, 128, 72},
-                        {300, 1024, 1000}})
+                        {300, 1024, 1000},
+                        {100, 72, 6152},
+                        {300, 72, 6152}})
     for (const DType dtype : {DType::kF32, DType::kBF16})
       for (const DType out : {DType::kF32, dtype}) {
         const Tensor x = random_tensor(dtype, {s.t, s.k}, 1), w = random_tensor(dtype, {s.n, s.k}, 2);
@@ -53,15 +56,15 @@ TEST_F(CudaLinear, IsTheReferences) {
 }
 
 TEST_F(CudaLinear, ARowHasItsBitsInAnyBatch) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const Tensor x = random_tensor(dtype, {300, 520}, 3), w = random_tensor(dtype, {264, 520}, 4);
-    for (const Path path : paths_for(dtype, 520, 264)) {
+  for (const auto& [dtype, columns] : {std::pair{DType::kF32, 264}, {DType::kBF16, 264}, {DType::kBF16, 6152}}) {
+    const Tensor x = random_tensor(dtype, {300, 520}, 3), w = random_tensor(dtype, {columns, 520}, 4);
+    for (const Path path : paths_for(dtype, 520, columns)) {
       const Forced forced(path);
       const Tensor all = product(x, w, DType::kF32);
       for (const Index n : {1, 2, 8, 15, 16, 17, 63, 65, 128, 129, 256})
         for (const Index first : {Index{0}, Index{11}, 300 - n})
           EXPECT_TRUE(same_bits(product(x.rows(first, first + n), w, DType::kF32), all.rows(first, first + n)))
-              << n << " rows from " << first << " " << cuda::to_string(path);
+              << n << " rows from " << first << " of " << columns << " " << cuda::to_string(path);
     }
   }
 }

@@ -200,31 +200,38 @@ TEST_F(CudaRows, NumbersThatBlocksCannotHoldBecomeNan) {
   }
 }
 
-// Fused for few rows: the same bits as its steps.
+// Fused: the same bits as its steps. Many heads make for other tiles; an odd number of them ends within one.
 TEST_F(CudaRows, ProjectAndStore) {
-  std::vector<Index> tiles{512, 0};
+  struct Case {
+    Index dim, heads, kv_heads, inner;
+    std::vector<Index> rows;
+  };
+  const std::vector<Index> few{1, 2, 5, 8, 13, 16, 17, 40, 65};
+  std::vector<Case> cases{{128, 32, 8, 72, {40, 100, 200, 300}}, {64, 95, 1, 72, {40, 100, 200, 300}}};
   for (const Index dim : {40, 64, 128})
-    for (const Index inner : {72, 512, 2056})
-      for (const Index rows : {1, 2, 5, 8, 13, 16, 17}) {
-        const std::vector<ops::Slice> batch{{0, rows, 250, tiles}};
-        const ops::Slices slices = ops::placed(ctx(), batch);
-        const ops::RopeAngles angles = ops::rope_angles(ctx(), ops::Rope(dim, 10000.0, {}, 4096), slices);
-        const auto random = [&](Index n, std::uint64_t seed) {
-          return ctx().place(random_tensor(DType::kBF16, {n, inner}, seed));
-        };
-        const Tensor x = random(rows, 1), wq = random(4 * dim, 2), wk = random(2 * dim, 3), wv = random(2 * dim, 4);
-        const auto cache = [&] { return ctx().zeros(DType::kBF16, {1024, 2 * dim}); };
-        Tensor q = ctx().empty(DType::kBF16, {rows, 4 * dim}), k = ctx().empty(DType::kBF16, {rows, 2 * dim}),
-               v = k.clone();
-        Tensor k_want = cache(), v_want = cache(), k_got = cache(), v_got = cache();
-        for (const auto& [w, y] : {std::pair(&wq, &q), std::pair(&wk, &k), std::pair(&wv, &v)})
-          ops::linear(ctx(), x, *w, *y);
-        ops::rotate_and_store(ctx(), q, k, v, angles, slices, k_want, v_want);
-        const Tensor got = ops::project_and_store(ctx(), x, {wq, wk, wv}, angles, slices, k_got, v_got);
-        EXPECT_TRUE(same_bits(ctx().fetch(got), ctx().fetch(q))) << dim << " " << inner << " " << rows;
-        EXPECT_TRUE(same_bits(ctx().fetch(k_got), ctx().fetch(k_want))) << dim << " " << inner << " " << rows;
-        EXPECT_TRUE(same_bits(ctx().fetch(v_got), ctx().fetch(v_want))) << dim << " " << inner << " " << rows;
-      }
+    for (const Index inner : {72, 512, 2056}) cases.push_back({dim, 4, 2, inner, few});
+  const std::vector<Index> tiles{512, 0, 768};
+  for (const auto& [dim, heads, kv_heads, inner, all_rows] : cases)
+    for (const Index rows : all_rows) {
+      SCOPED_TRACE(::testing::Message() << rows << " x " << inner << ", " << heads << " heads of " << dim);
+      const std::vector<ops::Slice> batch{{0, rows, 250, tiles}};
+      const ops::Slices slices = ops::placed(ctx(), batch);
+      const ops::RopeAngles angles = ops::rope_angles(ctx(), ops::Rope(dim, 10000.0, {}, 4096), slices);
+      const Index width = heads * dim, kv_width = kv_heads * dim;
+      const auto random = [&](Index n, std::uint64_t seed) {
+        return ctx().place(random_tensor(DType::kBF16, {n, inner}, seed));
+      };
+      const Tensor x = random(rows, 1), wq = random(width, 2), wk = random(kv_width, 3), wv = random(kv_width, 4);
+      const auto cache = [&] { return ctx().zeros(DType::kBF16, {1024, kv_width}); };
+      Tensor q = ctx().empty(DType::kBF16, {rows, width}), k = ctx().empty(DType::kBF16, {rows, kv_width}), v = k.clone();
+      Tensor k_want = cache(), v_want = cache(), k_got = cache(), v_got = cache();
+      for (const auto& [w, y] : {std::pair(&wq, &q), std::pair(&wk, &k), std::pair(&wv, &v)}) ops::linear(ctx(), x, *w, *y);
+      ops::rotate_and_store(ctx(), q, k, v, angles, slices, k_want, v_want);
+      const Tensor got = ops::project_and_store(ctx(), x, {wq, wk, wv}, angles, slices, k_got, v_got);
+      EXPECT_TRUE(same_bits(ctx().fetch(got), ctx().fetch(q)));
+      EXPECT_TRUE(same_bits(ctx().fetch(k_got), ctx().fetch(k_want)));
+      EXPECT_TRUE(same_bits(ctx().fetch(v_got), ctx().fetch(v_want)));
+    }
 }
 
 TEST_F(CudaRows, CrossEntropy) {
