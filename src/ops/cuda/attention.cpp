@@ -71,11 +71,12 @@ void attention(Context& ctx, const AttentionShape& s, const Tensor& q, const Ten
   const Index rows = q.dim(0);
   require(t.rows == rows, "[attention] the slices on the GPU have {} rows, the batch {}", t.rows, rows);
   if (rows == 0) return;
-  const gpu::AttentionKernels use = gpu::attention_kernels(gpu::device_info(), q.dtype(), s.head_dim, gpu::forced_path());
+  gpu::AttentionKernels use = gpu::attention_kernels(gpu::device_info(), q.dtype(), s.head_dim, gpu::forced_path());
+  if (s.heads > kDoneCounters) use = {};
   log("launch",
-      "attention T={} slices={} H={} KVH={} head_dim={} dtype={} stored={} mma={} stages={} blocks={} tiles={} merged={}",
-      rows, t.slices, s.heads, s.kv_heads, s.head_dim, to_string(q.dtype()), to_string(k.dtype()), use.mma, use.stages,
-      t.counts.prompt_blocks, t.counts.decode_items, t.counts.merge_rows);
+      "attention T={} slices={} H={} KVH={} head_dim={} dtype={} stored={} mma={} stages={} blocks={} runs={} of={}", rows,
+      t.slices, s.heads, s.kv_heads, s.head_dim, to_string(q.dtype()), to_string(k.dtype()), use.mma, use.stages,
+      t.counts.prompt_blocks, t.counts.decode_items, t.counts.run);
 
   gpu::AttentionArgs args{};
   args.q = q.raw(), args.k = k.raw(), args.v = v.raw(), args.stored = k.dtype();
@@ -96,7 +97,7 @@ void attention(Context& ctx, const AttentionShape& s, const Tensor& q, const Ten
   Tensor partial = ctx.empty(DType::kF32, {t.partial_rows, s.heads, s.head_dim});
   Tensor weight = ctx.empty(DType::kF32, {t.partial_rows, s.heads, 2});
   const gpu::AttentionPartial to{static_cast<float*>(partial.raw_mutable()), static_cast<float2*>(weight.raw_mutable())};
-  gpu::attention_decode(args, t.slices, t.counts.decode_items, t.decode_rows, t.counts.merge_rows, to, ctx.stream());
+  gpu::attention_decode(args, t.slices, t.counts.decode_items, t.decode_rows, to, ctx.stream());
 }
 
 }  // namespace dsmoe::ops::cuda

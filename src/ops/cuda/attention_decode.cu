@@ -1,6 +1,7 @@
-// Attention for slices of few rows, one token of a sequence as a rule: a block takes one tile of keys for all of the
-// slice's queries that share a head of keys and values (up to 16). The last block of a slice and head to end merges the
-// tiles of each query, or, in batches of many slices, a second kernel.
+// Attention for slices of few rows, one token of a sequence as a rule: a block takes a run of tiles of keys for all of the
+// slice's queries that share a head of keys and values (up to 16). Runs are one tile in batches of few slices, and longer
+// where there are enough blocks without that. The block of the first run merges its tiles as they come; where there are
+// more runs, their tiles are added by the block that ends last.
 #include <type_traits>
 
 #include "ops/cuda/attention_kernels.h"
@@ -17,9 +18,9 @@ using namespace attention;
 constexpr int kWarps = 4, kThreads = kWarps * 32;
 constexpr int kWarpKeys = kTile / kWarps;  // of the scores; a warp has as many parts of the values' columns
 
-// Who merges the tiles of a query: a kernel of its own; the block that ends last; or, for one query per head in a cluster,
+// Who merges the runs of a query: the block that ends last; or, for one query per head and one tile per run in a cluster,
 // the block of tile 0, to which the others write.
-enum class Merge { kLater, kLast, kCluster };
+enum class Merge { kLast, kCluster };
 constexpr int kClusterTiles = 8;
 
 // A tile of keys and one of values. Those of a cache of q8_0 arrive as they are and are unpacked one after the other into
@@ -70,7 +71,8 @@ struct alignas(128) Shared {
   float largest[kWarps][16];
 };
 
-// The partial results of a query in global memory: those of its tiles, in order, lie `stride` rows apart.
+// The partial results of a query in global memory lie `stride` rows apart: what its first run has come to, then its other
+// tiles in order.
 template <int kDim>
 struct FarPartials {
   const AttentionPartial& partial;
@@ -101,25 +103,28 @@ struct NearPartials {
   }
 };
 
-// A warp merges the tiles of one query and head.
+// A warp adds to what the first run of one query and head has come to its other tiles, `partials` in all.
 template <int kDim, class Partials>
-__device__ __forceinline__ void merge_query(const AttentionArgs& args, const Partials& from, int tiles, int row, int head) {
+__device__ __forceinline__ void merge_query(const AttentionArgs& args, const Partials& from, int partials, int row,
+                                            int head) {
   constexpr int kAhead = 8, kColumns = kDim / 32;  // tiles that are loaded at once; columns of a lane
   const int lane = threadIdx.x % 32;
-  State state;
-  float o[kColumns] = {};
-  for (int first = 0; first < tiles; first += kAhead) {
+  const float2 begun = from.weight(0);
+  State state{begun.x, begun.y};
+  alignas(16) float o[kColumns];
+  from.load(0, lane * kColumns, o);
+  for (int first = 1; first < partials; first += kAhead) {
     float2 weight[kAhead];
     alignas(16) float o_t[kAhead][kColumns];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (first + i >= tiles) break;
+      if (first + i >= partials) break;
       weight[i] = from.weight(first + i);
       from.load(first + i, lane * kColumns, o_t[i]);
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (first + i >= tiles) break;
+      if (first + i >= partials) break;
       const Factors f = merge(state, weight[i].x, weight[i].y, args.to_log2);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) o[c] = merged(o[c], o_t[i][c], f);
@@ -148,72 +153,67 @@ constexpr int shared_bytes() {
   return sizeof(Shared<kDim, C>) + (kMerge == Merge::kCluster ? sizeof(NearPartials<kDim>) : 0);
 }
 
-template <int kDim, class C, Merge kMerge>
-__global__ void __launch_bounds__(kThreads, 3)
-    decode_kernel(const __grid_constant__ AttentionArgs args, const AttentionPartial partial) {
-  extern __shared__ __align__(128) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<kDim, C>*>(memory);
-  ptx::let_next_kernel_start();
-  // Before the kernel ahead has ended: the tables, which were there before the pass, and the keys and values of earlier
-  // passes. Those of this pass' tokens it may still be writing.
-  const ops::cuda::AttentionWork& work = args.work;
-  if (static_cast<int>(blockIdx.x) >= work.counts->decode_items) {
-    if constexpr (kMerge == Merge::kCluster) ptx::cluster_sync(), ptx::cluster_sync();
-    return;
-  }
-  const auto item = work.decode_items[blockIdx.x];
-  const ops::cuda::SliceEntry slice = work.entries[item.slice];
-  const int group = args.heads / args.kv_heads, kv_head = blockIdx.y, first = blockIdx.z * 16;
-  const int queries = slice.rows * group;  // query i: row i / group of the slice, head i % group of the group
-  if (first >= queries) return;
+// What a block does: a run of tiles of one slice, for up to 16 of its queries that share a head.
+struct Job {
+  const ops::cuda::AttentionWork::DecodeItem item;
+  const ops::cuda::SliceEntry slice;
+  int kv_head, group, first, queries;  // of the queries: the first, and how many the slice has
 
-  {
-    const std::size_t from = cache_row(work.tiles + slice.first_tile, item.tile);
-    const int before = slice.first_position - item.tile * kTile, rows = before + slice.rows;
-    const auto load = [&](bool keys, int begin, int end) {
-      shared.tiles.load(args, keys, from, kv_head, rows, begin, end);
-    };
-    load(true, 0, before);
-    load(false, 0, before);
-    if constexpr (kMerge == Merge::kCluster) ptx::cluster_sync();  // all blocks are there, and can be written to
-    ptx::wait_for_previous_kernel();
-    load(true, max(before, 0), kTile);
-    ptx::cp_async_commit();
-    load(false, max(before, 0), kTile);
-    ptx::cp_async_commit();
+  // Query i of the 16 is row / group of the slice and head i % group of the group.
+  __device__ __forceinline__ bool there(int i) const { return first + i < queries; }
+  __device__ __forceinline__ int row(int i) const { return (first + i) / group; }
+  __device__ __forceinline__ int head(int i) const { return kv_head * group + (first + i) % group; }
+  __device__ __forceinline__ int position(int i) const { return there(i) ? slice.first_position + row(i) : -1; }
+  __device__ __forceinline__ int tiles() const { return (slice.first_position + slice.rows + kTile - 1) / kTile; }
+};
+
+// The results of a block that has all of its queries' tiles. A lane has of each part of 8 columns two neighbours.
+template <int kDim>
+__device__ __forceinline__ void store_queries(const AttentionArgs& args, const Job& job, const State (&state)[2],
+                                              const float (&o)[kDim / kWarps / 8][4]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = lane / 4 + half * 8;
+    if (!job.there(i)) continue;
+    const auto row = static_cast<std::size_t>(job.slice.first_row + job.row(i));
+    auto* const out = reinterpret_cast<std::uint32_t*>(
+        static_cast<bf16*>(args.out) + (row * args.heads + job.head(i)) * kDim + warp * (kDim / kWarps) + lane % 4 * 2);
+#pragma unroll
+    for (int n = 0; n < kDim / kWarps / 8; ++n)
+      out[4 * n] = ptx::pack(__fdiv_rn(o[n][2 * half], state[half].sum), __fdiv_rn(o[n][2 * half + 1], state[half].sum));
+    if (args.lse && warp == 0 && lane % 4 == 0)
+      args.lse[static_cast<std::size_t>(job.head(i)) * args.rows + row] = log_sum(state[half], args.scale);
   }
+}
+
+// The product of one tile of keys with the queries, and of their weights with the values: the largest scores m, the sums of
+// weights l, and o_t, of which a warp has a part of the columns. Copies of the tile's keys and values are the two newest
+// groups; once nobody reads the keys any more load_next() may start others in their place, which are a group of their own.
+template <int kDim, class C, class LoadNext>
+__device__ __forceinline__ void take_tile(Shared<kDim, C>& shared, const std::uint32_t (&q)[kDim / 16][4], int tile,
+                                          const int (&position)[2], float to_log2, float (&m)[2], float (&l)[2],
+                                          float (&o)[kDim / kWarps / 8][4], LoadNext&& load_next) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
-  const auto row_of = [&](int i) { return (first + i) / group; };
-  const auto head_of = [&](int i) { return kv_head * group + (first + i) % group; };
-  const auto there = [&](int i) { return first + i < queries; };
-  std::uint32_t q[kDim / 16][4];
-  load_queries<kDim>(q, [&](int i) -> const bf16* {
-    if (!there(i)) return nullptr;
-    const std::size_t row = static_cast<std::size_t>(slice.first_row + row_of(i)) * args.heads + head_of(i);
-    return static_cast<const bf16*>(args.q) + row * kDim;
-  });
-  const int position[2] = {there(g) ? slice.first_position + row_of(g) : -1,
-                           there(g + 8) ? slice.first_position + row_of(g + 8) : -1};
-
   ptx::cp_async_wait<1>();
   const std::uint32_t keys = shared.tiles.ready(true);
-  float m[2];
   {
     float s[kWarpKeys / 8][4];
     scores<kDim>(s, q, keys + warp * kWarpKeys * kDim * 2);
-    mask(s, item.tile * kTile + warp * kWarpKeys, position);
+    mask(s, tile * kTile + warp * kWarpKeys, position);
     largest(s, m);
     if (lane % 4 == 0) shared.largest[warp][g] = m[0], shared.largest[warp][g + 8] = m[1];
     __syncthreads();
+    load_next();
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) m[0] = fmaxf(m[0], shared.largest[w][g]), m[1] = fmaxf(m[1], shared.largest[w][g + 8]);
     std::uint32_t own[kWarpKeys / 16][4];
-    weights(s, m, args.to_log2, own);
+    weights(s, m, to_log2, own);
 #pragma unroll
     for (int j = 0; j < kWarpKeys / 16; ++j)
       shared.weights[warp * kWarpKeys / 16 + j][lane] = make_uint4(own[j][0], own[j][1], own[j][2], own[j][3]);
   }
-  ptx::cp_async_wait<0>();
+  ptx::cp_async_wait<1>();
   const std::uint32_t values = shared.tiles.ready(false);
   std::uint32_t p[kSteps][4];
 #pragma unroll
@@ -221,83 +221,155 @@ __global__ void __launch_bounds__(kThreads, 3)
     const uint4 v = shared.weights[j][lane];
     p[j][0] = v.x, p[j][1] = v.y, p[j][2] = v.z, p[j][3] = v.w;
   }
-  float l[2], o[kDim / kWarps / 8][4];
   sums(p, l);
-  const int column = warp * (kDim / kWarps);
-  mix_values<kDim>(o, p, values, column / 8);
-  if constexpr (kMerge == Merge::kCluster) {
-    auto& own = *reinterpret_cast<NearPartials<kDim>*>(memory + sizeof(Shared<kDim, C>));
-    auto& to = *ptx::in_block(&own, 0);
-    if (g == 0) {
+  mix_values<kDim>(o, p, values, warp * (kDim / kWarps) / 8);
+}
+
+template <int kDim, class C, Merge kMerge>
+__global__ void __launch_bounds__(kThreads, 3)
+    decode_kernel(const __grid_constant__ AttentionArgs args, const AttentionPartial partial) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<kDim, C>*>(memory);
+  constexpr bool kCluster = kMerge == Merge::kCluster;
+  constexpr int kParts = kDim / kWarps / 8;  // groups of 8 columns of a warp
+  ptx::let_next_kernel_start();
+  // Before the kernel ahead has ended: the tables, which were there before the pass, and the keys and values of earlier
+  // passes. Those of this pass' tokens it may still be writing.
+  const ops::cuda::AttentionWork& work = args.work;
+  const int index = kCluster ? blockIdx.x : blockIdx.x / args.kv_heads;
+  const ops::cuda::AttentionWork::Counts counts = *work.counts;
+  const ops::cuda::AttentionWork::DecodeItem item = work.decode_items[index];
+  if (index >= counts.decode_items) {
+    if constexpr (kCluster) ptx::cluster_sync(), ptx::cluster_sync();
+    return;
+  }
+  const int group = args.heads / args.kv_heads;
+  const Job job{item,
+                item.entry,
+                static_cast<int>(kCluster ? blockIdx.y : blockIdx.x % args.kv_heads),
+                group,
+                static_cast<int>(blockIdx.z * 16),
+                item.entry.rows * group};
+  if (job.first >= job.queries) return;
+
+  const int length = job.slice.first_position + job.slice.rows;
+  const auto load = [&](bool keys, std::size_t from, int tile, int begin, int end) {
+    shared.tiles.load(args, keys, from, job.kv_head, length - tile * kTile, begin, end);
+  };
+  {
+    const int before = job.slice.first_position - item.tile * kTile;
+    const auto from = static_cast<std::size_t>(item.cache_row);
+    load(true, from, item.tile, 0, before);
+    load(false, from, item.tile, 0, before);
+    if constexpr (kCluster) ptx::cluster_sync();  // all blocks are there, and can be written to
+    ptx::wait_for_previous_kernel();
+    load(true, from, item.tile, max(before, 0), kTile);
+    ptx::cp_async_commit();
+    load(false, from, item.tile, max(before, 0), kTile);
+    ptx::cp_async_commit();
+  }
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = warp * (kDim / kWarps) + lane % 4 * 2;
+  std::uint32_t q[kDim / 16][4];
+  load_queries<kDim>(q, [&](int i) -> const bf16* {
+    if (!job.there(i)) return nullptr;
+    const std::size_t row = static_cast<std::size_t>(job.slice.first_row + job.row(i)) * args.heads + job.head(i);
+    return static_cast<const bf16*>(args.q) + row * kDim;
+  });
+  const int position[2] = {job.position(g), job.position(g + 8)};
+
+  // Partial result i of the slice, for those who merge: of the first run, or of a tile of the others.
+  const auto hand_over = [&](int i, const float2(&weight)[2], const float(&o)[kParts][4]) {
+    if constexpr (kCluster) {
+      if (g > 0) return;
+      auto& to = *ptx::in_block(reinterpret_cast<NearPartials<kDim>*>(memory + sizeof(Shared<kDim, C>)), 0);
+      if (warp == 0 && lane == 0) to.weights[i] = weight[0];
 #pragma unroll
-      for (int n = 0; n < kDim / kWarps / 8; ++n)
-        *reinterpret_cast<float2*>(to.out[item.tile] + column + n * 8 + lane * 2) = make_float2(o[n][0], o[n][1]);
-      if (warp == 0 && lane == 0) to.weights[item.tile] = make_float2(m[0], l[0]);
+      for (int n = 0; n < kParts; ++n) *reinterpret_cast<float2*>(to.out[i] + c + n * 8) = make_float2(o[n][0], o[n][1]);
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int query = g + half * 8;
+        if (!job.there(query)) continue;
+        const auto row = static_cast<std::size_t>(item.partial + i * job.slice.rows + job.row(query));
+        const std::size_t at = row * args.heads + job.head(query);
+        if (warp == 0 && lane % 4 == 0) partial.weight[at] = weight[half];
+#pragma unroll
+        for (int n = 0; n < kParts; ++n)
+          *reinterpret_cast<float2*>(partial.out + at * kDim + c + n * 8) = make_float2(o[n][2 * half], o[n][2 * half + 1]);
+      }
     }
-    ptx::cluster_sync();
-    const int tiles = (slice.first_position + kTile) / kTile;
-    if (item.tile == 0 && warp == 0) merge_query<kDim>(args, own, tiles, slice.first_row, kv_head);
-  } else {
+  };
+
+  State state[2];
+  float o[kParts][4] = {};
+  const int last = kCluster ? item.tile : item.tile + item.tiles - 1;
+  for (int tile = item.tile; tile <= last; ++tile) {
+    float m[2], l[2], o_t[kParts][4];
+    // Looked up now, so that it is there when it is needed.
+    const std::size_t next = tile < last ? cache_row(work.tiles + job.slice.first_tile, tile + 1) : 0;
+    take_tile<kDim>(shared, q, tile, position, args.to_log2, m, l, o_t, [&] {
+      if (tile < last) load(true, next, tile + 1, 0, kTile);
+      ptx::cp_async_commit();
+    });
+    if (tile < last) {
+      __syncthreads();  // nobody reads the values any more
+      load(false, next, tile + 1, 0, kTile);
+    }
+    ptx::cp_async_commit();
+    if (item.tile > 0) {
+      const float2 weight[2] = {make_float2(m[0], l[0]), make_float2(m[1], l[1])};
+      hand_over(1 + tile - counts.run, weight, o_t);
+      continue;
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int i = g + half * 8;
-      if (!there(i)) continue;
-      const std::size_t at = static_cast<std::size_t>(item.partial + row_of(i)) * args.heads + head_of(i);
-      if (warp == 0 && lane % 4 == 0) partial.weight[at] = make_float2(m[half], l[half]);
+      const Factors f = merge(state[half], m[half], l[half], args.to_log2);
 #pragma unroll
-      for (int n = 0; n < kDim / kWarps / 8; ++n)
-        *reinterpret_cast<float2*>(partial.out + at * kDim + column + n * 8 + lane % 4 * 2) =
-            make_float2(o[n][2 * half], o[n][2 * half + 1]);
+      for (int n = 0; n < kParts; ++n)
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) o[n][i] = merged(o[n][i], o_t[n][i], f);
     }
-    if constexpr (kMerge == Merge::kLast) {
-      const int length = slice.first_position + slice.rows;
-      const int counter = (item.slice * gridDim.y + kv_head) * gridDim.z + blockIdx.z;
-      if (!comes_last(work.done + counter, static_cast<std::uint32_t>((length + kTile - 1) / kTile))) return;
-      for (int i = warp; i < 16 && there(i); i += kWarps) {
-        const int row = row_of(i), tiles = (slice.first_position + row + kTile) / kTile;
-        const auto stride = static_cast<std::size_t>(slice.rows);
-        const FarPartials<kDim> from{partial, item.partial - item.tile * stride + row, stride, args.heads, head_of(i)};
-        merge_query<kDim>(args, from, tiles, slice.first_row + row, head_of(i));
-      }
+  }
+  const bool alone = job.tiles() <= counts.run;
+  if (alone) {
+    store_queries<kDim>(args, job, state, o);
+  } else if (item.tile == 0) {
+    const float2 weight[2] = {make_float2(state[0].max, state[0].sum), make_float2(state[1].max, state[1].sum)};
+    hand_over(0, weight, o);
+  }
+  if constexpr (kCluster) {
+    ptx::cluster_sync();
+    const auto& near = *reinterpret_cast<NearPartials<kDim>*>(memory + sizeof(Shared<kDim, C>));
+    if (!alone && item.tile == 0 && warp == 0)
+      merge_query<kDim>(args, near, 1 + job.tiles() - counts.run, job.slice.first_row, job.kv_head);
+  } else if (!alone) {
+    const int counter = item.slice * ops::cuda::kDoneCounters + job.kv_head * gridDim.z + blockIdx.z;
+    if (!comes_last(work.done + counter, static_cast<std::uint32_t>((job.tiles() + counts.run - 1) / counts.run))) return;
+    for (int i = warp; i < 16 && job.there(i); i += kWarps) {
+      const auto first = static_cast<std::size_t>(item.partial + job.row(i)),
+                 stride = static_cast<std::size_t>(job.slice.rows);
+      const int partials = max(1, 1 + (job.position(i) + kTile) / kTile - counts.run);
+      merge_query<kDim>(args, FarPartials<kDim>{partial, first, stride, args.heads, job.head(i)}, partials,
+                        job.slice.first_row + job.row(i), job.head(i));
     }
   }
 }
 
-// A warp per query and head.
-template <int kDim>
-__global__ void __launch_bounds__(kThreads)
-    merge_kernel(const __grid_constant__ AttentionArgs args, const AttentionPartial partial) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernel();
-  const int query = blockIdx.x * kWarps + threadIdx.x / 32, index = query / args.heads;
-  if (index >= args.work.counts->merge_rows) return;
-  const auto row = args.work.merge_rows[index];
-  const int head = query % args.heads;
-  const FarPartials<kDim> from{partial, static_cast<std::size_t>(row.partial), static_cast<std::size_t>(row.stride),
-                               args.heads, head};
-  merge_query<kDim>(args, from, row.tiles, row.row, head);
-}
-
 }  // namespace
 
-void attention_decode(const AttentionArgs& args, int slices, int items, int rows, int merge_rows,
-                      const AttentionPartial& partial, cudaStream_t stream) {
+void attention_decode(const AttentionArgs& args, int slices, int items, int rows, const AttentionPartial& partial,
+                      cudaStream_t stream) {
   const int queries = rows * (args.heads / args.kv_heads);
-  const dim3 grid(static_cast<unsigned>(items), static_cast<unsigned>(args.kv_heads),
-                  static_cast<unsigned>((queries + 15) / 16));
-  const bool counts = args.work.done && static_cast<int>(grid.y * grid.z) <= ops::cuda::kDoneCounters;
   const bool cluster = device_info().major == 9 && slices == 1 && queries == 1 && items <= kClusterTiles;
+  const auto all = static_cast<unsigned>(items), heads = static_cast<unsigned>(args.kv_heads);
+  // Heads of one tile lie side by side in memory, and are read at about the same time.
+  const dim3 grid = cluster ? dim3(all, heads) : dim3(all * heads, 1, static_cast<unsigned>((queries + 15) / 16));
   const auto run = [&]<int kDim, class C>(std::integral_constant<int, kDim>, C) {
     if (cluster)
       return launch_clusters(items, decode_kernel<kDim, C, Merge::kCluster>, grid, kThreads,
                              shared_bytes<kDim, C, Merge::kCluster>(), stream, args, partial);
-    if (counts)
-      return launch(decode_kernel<kDim, C, Merge::kLast>, grid, kThreads, shared_bytes<kDim, C, Merge::kLast>(), stream,
-                    args, partial);
-    launch(decode_kernel<kDim, C, Merge::kLater>, grid, kThreads, shared_bytes<kDim, C, Merge::kLater>(), stream, args,
+    launch(decode_kernel<kDim, C, Merge::kLast>, grid, kThreads, shared_bytes<kDim, C, Merge::kLast>(), stream, args,
            partial);
-    const unsigned all = static_cast<unsigned>(merge_rows) * static_cast<unsigned>(args.heads);
-    launch(merge_kernel<kDim>, (all + kWarps - 1) / kWarps, kThreads, 0, stream, args, partial);
   };
   const auto run_dim = [&](auto stored) {
     args.head_dim == 64 ? run(std::integral_constant<int, 64>{}, stored) : run(std::integral_constant<int, 128>{}, stored);

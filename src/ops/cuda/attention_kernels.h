@@ -21,7 +21,7 @@ struct AttentionArgs {
   ops::cuda::AttentionWork work;
 };
 
-// What a tile of keys gives for rows that are merged later.
+// What runs of tiles give for rows that are merged later.
 struct AttentionPartial {
   float* out;      // [partial rows, H, head_dim]
   float2* weight;  // [partial rows, H]: the largest score and the sum
@@ -32,9 +32,9 @@ struct AttentionPartial {
 void attention_prompt(const AttentionArgs& args, int blocks, int stages, cudaStream_t stream);
 // The same bits on Hopper over whole sequences whose keys and values are in the batch, all of them finite; with lse.
 void attention_forward_hopper(const AttentionArgs& args, int blocks, cudaStream_t stream);
-// Slices of up to `rows` rows, in `items` tiles; `merge_rows` rows in all.
-void attention_decode(const AttentionArgs& args, int slices, int items, int rows, int merge_rows,
-                      const AttentionPartial& partial, cudaStream_t stream);
+// Slices of up to `rows` rows, in `items` runs of tiles. Up to kDoneCounters heads.
+void attention_decode(const AttentionArgs& args, int slices, int items, int rows, const AttentionPartial& partial,
+                      cudaStream_t stream);
 // f32 or bf16, any head_dim; keys and values f32, bf16 or q8_0.
 void attention_plain(const AttentionArgs& args, int slices, const std::int32_t* position, DType dtype, cudaStream_t stream);
 

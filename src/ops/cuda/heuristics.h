@@ -64,6 +64,7 @@ struct AttentionKernels {
 AttentionKernels attention_kernels(const DeviceInfo& device, DType dtype, Index head_dim, Path wanted);
 inline constexpr int kPromptRows = 128;  // queries of one block of the prompt kernel
 inline constexpr int kDecodeRows = 16;   // slices of up to so many rows are split over their keys instead
+Index decode_run(Index slices);          // how many tiles of keys of such slices a block takes
 
 // Attention's backward: whether Hopper's kernels do it; how many heads of keys and values they take at a time, given the
 // memory that one needs; and of those, how many heads of queries go through the device side by side.

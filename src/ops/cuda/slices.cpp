@@ -1,6 +1,7 @@
 #include "ops/cuda/slices.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -21,37 +22,54 @@ std::int32_t narrow(Index value) {
 
 // The work lists of attention, flattened.
 struct WorkLists {
-  std::vector<std::int32_t> prompt_blocks, decode_items, merge_rows;
-  Index partial_rows = 0, decode_rows = 0;
+  std::vector<std::int32_t> prompt_blocks, decode_items;
+  Index run = 0, partial_rows = 0, decode_rows = 0;
 };
 
 Index key_tiles(Index length) { return (length + kKeyTile - 1) / kKeyTile; }
 
-void add_decode_items(const Slice& s, Index slice, WorkLists& to) {
-  const Index tiles = key_tiles(s.length());
-  for (Index tile = 0; tile < tiles; ++tile)
-    for (const Index value : {slice, tile, to.partial_rows + tile * s.rows, Index{0}})
-      to.decode_items.push_back(narrow(value));
-  for (Index i = 0; i < s.rows; ++i)
-    for (const Index value : {s.first_row + i, to.partial_rows + i, s.rows, key_tiles(s.first_position + i + 1)})
-      to.merge_rows.push_back(narrow(value));
-  to.partial_rows += tiles * s.rows;
-  to.decode_rows = std::max(to.decode_rows, s.rows);
+bool decodes(const Slice& s) {
+  return s.rows > 0 && s.rows <= dsmoe::cuda::kDecodeRows && !s.tiles.empty();  // without tiles: for other ops only
 }
 
-WorkLists attention_work(std::span<const Slice> slices) {
+// `entries`: of all slices, as in the tables.
+void add_decode_items(std::span<const Slice> slices, std::span<const std::int32_t> entries, WorkLists& to) {
+  std::vector<AttentionWork::DecodeItem> items;
+  to.run = dsmoe::cuda::decode_run(std::count_if(slices.begin(), slices.end(), decodes));
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    const Slice& s = slices[i];
+    if (!decodes(s)) continue;
+    const Index tiles = key_tiles(s.length());
+    const SliceEntry entry{entries[4 * i], entries[4 * i + 1], entries[4 * i + 2], entries[4 * i + 3]};
+    for (Index tile = 0; tile < tiles; tile += to.run) {
+      const Index key = tile * kKeyTile,
+                  row = s.tiles[static_cast<std::size_t>(key / kAttentionTile)] + key % kAttentionTile;
+      items.push_back({narrow(static_cast<Index>(i)),
+                       narrow(tile),
+                       narrow(std::min(to.run, tiles - tile)),
+                       narrow(to.partial_rows),
+                       entry,
+                       narrow(row),
+                       {}});
+    }
+    if (tiles > to.run) to.partial_rows += (1 + tiles - to.run) * s.rows;
+    to.decode_rows = std::max(to.decode_rows, s.rows);
+  }
+  std::stable_sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.tiles > b.tiles; });
+  to.decode_items.resize(items.size() * AttentionWork::kItemNumbers);
+  if (!items.empty()) std::memcpy(to.decode_items.data(), items.data(), items.size() * sizeof items[0]);
+}
+
+WorkLists attention_work(std::span<const Slice> slices, std::span<const std::int32_t> entries) {
   struct Block {
     Index slice, first_row, tiles;
   };
   std::vector<Block> blocks;
   WorkLists work;
+  add_decode_items(slices, entries, work);
   for (std::size_t i = 0; i < slices.size(); ++i) {
     const Slice& s = slices[i];
-    if (s.rows == 0 || s.tiles.empty()) continue;  // without tiles: for other ops only
-    if (s.rows <= dsmoe::cuda::kDecodeRows) {
-      add_decode_items(s, static_cast<Index>(i), work);
-      continue;
-    }
+    if (s.rows == 0 || s.tiles.empty() || decodes(s)) continue;
     for (Index row = 0; row < s.rows; row += dsmoe::cuda::kPromptRows) {
       const Index end = std::min(row + dsmoe::cuda::kPromptRows, s.rows);
       blocks.push_back({static_cast<Index>(i), row, key_tiles(s.first_position + end)});
@@ -123,20 +141,18 @@ HostTables tables_of(std::span<const Slice> slices) {
       l[SliceTables::kCacheRow].push_back(s.tiles.empty() ? 0 : narrow(s.tiles[tile] + p % kAttentionTile));
     }
   }
-  WorkLists work = attention_work(slices);
+  WorkLists work = attention_work(slices, l[SliceTables::kEntries]);
   l[SliceTables::kPrompt] = std::move(work.prompt_blocks);
   l[SliceTables::kDecode] = std::move(work.decode_items);
-  l[SliceTables::kMerge] = std::move(work.merge_rows);
   const auto count = [&](SliceTables::Table table, std::size_t numbers) {
     return narrow(static_cast<Index>(l[table].size() / numbers));
   };
-  host.counts = {count(SliceTables::kPrompt, 2), count(SliceTables::kDecode, 4), count(SliceTables::kMerge, 4), 0};
-  l[SliceTables::kCounts] = {host.counts.prompt_blocks, host.counts.decode_items, host.counts.merge_rows, 0};
+  host.counts = {count(SliceTables::kPrompt, 2), count(SliceTables::kDecode, AttentionWork::kItemNumbers), narrow(work.run),
+                 0};
+  l[SliceTables::kCounts] = {host.counts.prompt_blocks, host.counts.decode_items, host.counts.run, 0};
   host.partial_rows = work.partial_rows, host.decode_rows = work.decode_rows;
   return host;
 }
-
-std::size_t done_counters(std::size_t slices) { return slices <= kDoneSlices ? slices * kDoneCounters : 0; }
 
 // Tables one after another, each at a multiple of 16 bytes.
 std::shared_ptr<SliceTables> allocate(Context& ctx, const std::array<std::size_t, SliceTables::kTables>& sizes) {
@@ -155,15 +171,9 @@ std::shared_ptr<SliceTables> allocate(Context& ctx, const std::array<std::size_t
   t->cache_row = table(SliceTables::kCacheRow);
   t->entries = reinterpret_cast<const SliceTables::Entry*>(table(SliceTables::kEntries));
   t->tiles = table(SliceTables::kTiles);
-  t->work = {t->entries,
-             t->tiles,
-             reinterpret_cast<const AttentionWork::PromptBlock*>(table(SliceTables::kPrompt)),
+  t->work = {t->entries, t->tiles, reinterpret_cast<const AttentionWork::PromptBlock*>(table(SliceTables::kPrompt)),
              reinterpret_cast<const AttentionWork::DecodeItem*>(table(SliceTables::kDecode)),
-             reinterpret_cast<const AttentionWork::MergeRow*>(table(SliceTables::kMerge)),
-             reinterpret_cast<const AttentionWork::Counts*>(table(SliceTables::kCounts)),
-             sizes[SliceTables::kDone] == 0
-                 ? nullptr
-                 : static_cast<std::uint32_t*>(t->block.raw_mutable()) + t->places[SliceTables::kDone].at};
+             reinterpret_cast<const AttentionWork::Counts*>(table(SliceTables::kCounts))};
   t->grad = {t->entries,
              reinterpret_cast<const GradWork::Piece*>(table(SliceTables::kGradBlocks)),
              reinterpret_cast<const GradWork::Piece*>(table(SliceTables::kGradKeyPieces)),
@@ -171,6 +181,12 @@ std::shared_ptr<SliceTables> allocate(Context& ctx, const std::array<std::size_t
              reinterpret_cast<const GradWork::Start*>(table(SliceTables::kGradStarts)),
              {}};
   return t;
+}
+
+// Zeros, and zeros again after every launch that counts with them.
+void add_counters(Context& ctx, SliceTables& t) {
+  t.done = ctx.zeros(DType::kI32, {t.slices * kDoneCounters});
+  t.work.done = static_cast<std::uint32_t*>(t.done.raw_mutable());
 }
 
 void upload(Context& ctx, SliceTables& t, const Lists& lists) {
@@ -189,39 +205,42 @@ std::shared_ptr<SliceTables> make_tables(Context& ctx, std::span<const Slice> sl
   const GradWork::Counts grad = add_grad_work(slices, host.lists);
   std::array<std::size_t, SliceTables::kTables> sizes{};
   for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] = host.lists[i].size();
-  sizes[SliceTables::kDone] = done_counters(slices.size());
   std::shared_ptr<SliceTables> t = allocate(ctx, sizes);
   t->rows = static_cast<int>(host.lists[SliceTables::kPosition].size());
   t->slices = static_cast<int>(slices.size());
   t->counts = host.counts;
   t->grad.counts = grad;
   t->partial_rows = narrow(host.partial_rows), t->decode_rows = narrow(host.decode_rows);
+  if (t->partial_rows > 0) add_counters(ctx, *t);
   upload(ctx, *t, host.lists);
   return t;
 }
 
 std::shared_ptr<SliceTables> reserve_tables(Context& ctx, const SliceRoom& room) {
-  const auto rows = static_cast<std::size_t>(room.rows), items = static_cast<std::size_t>(room.keys / kKeyTile);
+  const Index key_tiles = room.keys / kKeyTile, run = dsmoe::cuda::decode_run(room.rows);
+  const auto rows = static_cast<std::size_t>(room.rows);
+  // A sequence has one run that may be shorter.
+  const auto items = static_cast<std::size_t>(std::min(key_tiles, key_tiles / run + room.rows));
   std::array<std::size_t, SliceTables::kTables> sizes{};
   for (const auto table : {SliceTables::kPosition, SliceTables::kSlice, SliceTables::kCacheRow}) sizes[table] = rows;
-  for (const auto table : {SliceTables::kEntries, SliceTables::kMerge}) sizes[table] = 4 * rows;
-  sizes[SliceTables::kTiles] = items;  // a tile of the cache has at least one key tile
-  sizes[SliceTables::kDecode] = 4 * items;
+  sizes[SliceTables::kEntries] = 4 * rows;
+  sizes[SliceTables::kTiles] = static_cast<std::size_t>(key_tiles);  // a tile of the cache has at least one key tile
+  sizes[SliceTables::kDecode] = AttentionWork::kItemNumbers * items;
   sizes[SliceTables::kCounts] = 4;
-  sizes[SliceTables::kDone] = done_counters(rows);
   std::shared_ptr<SliceTables> t = allocate(ctx, sizes);
   t->rows = t->slices = narrow(room.rows);
-  t->counts = {0, narrow(static_cast<Index>(items)), narrow(room.rows), 0};
-  t->partial_rows = narrow(static_cast<Index>(items)), t->decode_rows = 1;
+  t->counts = {0, narrow(static_cast<Index>(items)), narrow(run), 0};
+  t->partial_rows = narrow(key_tiles), t->decode_rows = 1;
+  add_counters(ctx, *t);
   return t;
 }
 
 void fill_tables(Context& ctx, SliceTables& t, std::span<const Slice> slices) {
   const HostTables host = tables_of(slices);
-  require(static_cast<Index>(slices.size()) == t.slices && host.counts.merge_rows == t.rows &&
+  require(static_cast<Index>(slices.size()) == t.slices && host.decode_rows == 1 && host.counts.run == t.counts.run &&
               host.counts.decode_items <= t.counts.decode_items,
-          "a batch of {} rows and {} key tiles does not fit tables for {} and {}", slices.size(), host.counts.decode_items,
-          t.rows, t.counts.decode_items);
+          "a batch of {} rows and {} runs of keys does not fit tables for {} and {}", slices.size(),
+          host.counts.decode_items, t.rows, t.counts.decode_items);
   upload(ctx, t, host.lists);
 }
 

@@ -13,8 +13,8 @@ namespace dsmoe::ops::cuda {
 inline constexpr int kKeyTile = 128;
 static_assert(kAttentionTile % kKeyTile == 0);
 
-// Batches of few slices have counters with which the blocks of a slice find out which of them ends last.
-inline constexpr int kDoneCounters = 128, kDoneSlices = 8;
+// The blocks of a slice find out by counters which of them ends last: one for each head.
+inline constexpr int kDoneCounters = 128;
 
 struct alignas(16) SliceEntry {
   std::int32_t first_row, rows, first_position;
@@ -22,30 +22,31 @@ struct alignas(16) SliceEntry {
 };
 
 // What the blocks of attention's kernels work on. Slices of many rows are cut into blocks of queries; those of few rows are
-// cut into key tiles, whose partial results are merged afterwards.
+// cut into runs of key tiles. What a slice's first run comes to and the other tiles give is merged afterwards.
 struct AttentionWork {
   struct alignas(8) PromptBlock {
     std::int32_t slice, first_row;  // of the slice
   };
+  // All that a block needs to ask for its first tile, so that nothing is looked up twice.
   struct alignas(16) DecodeItem {
-    std::int32_t slice, tile;
-    std::int32_t partial;  // partial results of its rows begin here
-    std::int32_t unused;
+    std::int32_t slice, tile, tiles;  // the first, and how many
+    std::int32_t partial;             // the slice's partial results begin here, if it has several runs
+    SliceEntry entry;
+    std::int32_t cache_row;  // of the first tile
+    std::int32_t unused[3];
   };
-  struct alignas(16) MergeRow {
-    std::int32_t row;                     // of the batch
-    std::int32_t partial, stride, tiles;  // its partial results, in the order of the tiles
-  };
+  static constexpr int kItemNumbers = sizeof(DecodeItem) / sizeof(std::int32_t);
   struct alignas(16) Counts {
-    std::int32_t prompt_blocks, decode_items, merge_rows, unused;
+    std::int32_t prompt_blocks, decode_items;
+    std::int32_t run;  // tiles of a run, at most
+    std::int32_t unused;
   };
   const SliceEntry* entries = nullptr;
   const std::int32_t* tiles = nullptr;
   const PromptBlock* prompt_blocks = nullptr;  // most keys first
-  const DecodeItem* decode_items = nullptr;
-  const MergeRow* merge_rows = nullptr;
-  const Counts* counts = nullptr;  // in GPU memory, too: grids may be larger than the lists
-  std::uint32_t* done = nullptr;  // [slices, kDoneCounters] zeros: how many blocks of a slice's queries have ended; or null
+  const DecodeItem* decode_items = nullptr;    // most tiles first
+  const Counts* counts = nullptr;              // in GPU memory, too: grids may be larger than the lists
+  std::uint32_t* done = nullptr;  // [slices, kDoneCounters] zeros: how many blocks of a slice's queries have ended
 };
 
 // What the blocks of attention's backward work on: pieces of the slices that begin at position 0.
@@ -74,7 +75,7 @@ struct GradWork {
 struct SliceTables {
   using Entry = SliceEntry;
 
-  Tensor block;  // holds all of it
+  Tensor block, done;  // hold all of it
   int rows = 0, slices = 0;
   const std::int32_t* position = nullptr;   // [rows] of each row in its sequence
   const std::int32_t* slice = nullptr;      // [rows] that the row belongs to
@@ -99,9 +100,7 @@ struct SliceTables {
     kTiles,
     kPrompt,
     kDecode,
-    kMerge,
     kCounts,
-    kDone,
     kGradBlocks,
     kGradKeyPieces,
     kGradQueryPieces,

@@ -279,6 +279,36 @@ TEST_F(CudaAttention, ABatchHasTheBitsOfEachSequenceAlone) {
   }
 }
 
+// In a batch of many a block takes a run of several tiles, and what is left of long sequences is merged. The counters by
+// which blocks find out that they end last serve the next launch, too.
+TEST_F(CudaAttention, RunsOfTilesInALargeBatch) {
+  constexpr Index kLength = 2300;
+  for (const auto& [dim, cache] : {std::pair{64, DType::kBF16}, {128, DType::kBF16}, {128, DType::kQ8_0}})
+    for (const Index group : {1, 8}) {
+      SCOPED_TRACE(::testing::Message() << "head_dim " << dim << " " << to_string(cache) << ", groups of " << group);
+      const AttentionShape shape = shape_of(2 * group, 2, dim);
+      const Text text(DType::kBF16, cache, shape, kLength, 5);
+      const auto want = run(shape, {{&text, 0, kLength}});
+      std::vector<Part> parts;
+      for (const Index first : {0, 127, 128, 1022, 1023, 1024, 1025, 1151, 1152, 2047, 2048, 2279})
+        for (const Index rows : {1, 1, 1, 1, 1, 3, 16}) parts.push_back({&text, first, first + rows});
+      const Batch batch(shape, parts, draw_);
+      const ops::Slices slices = ops::placed(ctx(), batch.slices);
+      const Tensor q = ctx().place(batch.q), k = ctx().place(batch.k), v = ctx().place(batch.v);
+      for (int round = 0; round < 2; ++round) {
+        Batch::Result got{ctx().place(Batch::nan_like(batch.q)),
+                          ctx().place(Batch::nan_like(Tensor(DType::kF32, {shape.heads, q.dim(0)})))};
+        ops::attention(ctx(), shape, q, k, v, slices, got.out, &got.lse);
+        got = {ctx().fetch(got.out), ctx().fetch(got.lse)};
+        Index row = 0;
+        for (const Part& p : parts) {
+          ASSERT_TRUE(same_rows(got, row, p.last - p.first, want, p.first)) << p.first << " to " << p.last;
+          row += p.last - p.first;
+        }
+      }
+    }
+}
+
 // Blocks of the prompt kernel may hold one or two tiles; neither changes a bit.
 TEST_F(CudaAttention, StagesGiveTheSameBits) {
   for (const Index dim : {64, 128}) {
