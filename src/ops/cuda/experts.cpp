@@ -7,10 +7,12 @@
 
 #include "core/fail.h"
 #include "core/log.h"
+#include "ops/cuda/heuristics.h"
 #include "ops/cuda/hopper.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/packed.h"
 #include "ops/cuda/portable.h"
+#include "ops/linear.h"
 #include "ops/shared_gate.h"
 
 namespace dsmoe::ops::cuda {
@@ -90,6 +92,11 @@ gpu::packed::ExpertMatrices packed_matrices(const Experts& w, Tensor ExpertTenso
 }
 
 bool one_token(const Launch& l, const Experts& w) { return !w.packed() && l.hopper && gpu::hopper::is_one_token(l.sizes); }
+// A dense layer: its down projection is a product like any other, and there is nothing to add up. (That for few rows is
+// made for short ones.)
+bool is_one_matrix(const Launch& l) {
+  return l.hopper && l.sizes.routed() == 0 && l.sizes.shared == 1 && l.sizes.tokens > gpu::kTinyTile;
+}
 bool few(const Launch& l, const Experts& w) {
   return w.packed() && l.hopper && gpu::unpacks_in_product(l.sizes.tokens, /*grouped=*/true);
 }
@@ -165,6 +172,12 @@ Tensor experts_down_combine(Context& ctx, const Experts& w, const Plan& plan, co
   }
   if (one_token(l, w)) {
     gpu::hopper::down_one(l.sizes, l.plan, in(h), in(stack), l.slot_weight, out(y), ctx.stream());
+    return y;
+  }
+  if (is_one_matrix(l) && !few(l, w)) {
+    const Tensor matrix = stack.reshape({l.sizes.width, l.sizes.expert_width});
+    const Projection down{&matrix, &y};
+    cuda::linear(ctx, h, {&down, 1});
     return y;
   }
   l.sum_rows(l.slot_weight, nullptr, y, [&](Tensor& rows, int first, int columns) {

@@ -191,7 +191,7 @@ Plan plan_of_one(Context& ctx, Index tokens) {
   p.tokens = tokens, p.shared = 1;
   allocate_together(ctx,
                     {{&p.offset, DType::kI32, {2}}, {&p.token, DType::kI32, {tokens}}, {&p.weight, DType::kF32, {tokens}}});
-  p.tiles.rows = gpu::token_tile(tokens, /*training=*/false);
+  p.tiles.rows = gpu::dense_tile(tokens);
   gpu::make_plan_of_one(static_cast<int>(tokens), gpu::view_of(p), ctx.stream());
   return p;
 }

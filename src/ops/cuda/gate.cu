@@ -107,6 +107,11 @@ __global__ void __launch_bounds__(kWarps * 32, kTokens == 8 ? 1 : 2) gate_kernel
   float* choices = scores + kTokens * experts;        // [warps][E + groups]
   auto* histogram = reinterpret_cast<std::int32_t*>(choices + kWarps * (experts + args.rule.groups));  // [E]
   const int token0 = blockIdx.x * kTokens;
+  // The weights are in the cache when the kernel ahead has ended.
+  const std::size_t bytes = static_cast<std::size_t>(experts) * args.width * sizeof(T);
+  for (std::size_t i = (static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x) * 128; i < bytes;
+       i += static_cast<std::size_t>(gridDim.x) * blockDim.x * 128)
+    ptx::prefetch(static_cast<const char*>(args.gate) + i);
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
   for (int i = threadIdx.x; i < experts; i += blockDim.x) histogram[i] = 0;

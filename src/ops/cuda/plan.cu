@@ -103,8 +103,10 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
   std::int32_t* ids = starts + kChunksPerBlock * args.experts;  // this block's [tokens][K]
   float* weights = reinterpret_cast<float*>(ids + kChunksPerBlock * args.chunk_tokens * args.chosen);
   auto* scratch = reinterpret_cast<std::int32_t*>(weights + kChunksPerBlock * args.chunk_tokens * args.chosen);
-  ptx::wait_for_previous_kernel();
+  // The gate has waited before it let this kernel start, so what the shared experts need is there: their tiles can begin
+  // while the gate still runs.
   ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernel();
   const int first_chunk = blockIdx.x * kChunksPerBlock;
   const int token0 = first_chunk * args.chunk_tokens;
   const int tokens = min(kChunksPerBlock * args.chunk_tokens, args.tokens - token0);
