@@ -278,6 +278,17 @@ TEST_F(LatentGguf, ARankOfQueriesWithoutTheTensorsIsNone) {
                             })));
 }
 
+// DeepSeek-V2 of 236B: other readers score such groups by their two best, the reference by the best.
+TEST_F(LatentGguf, GroupsWithoutABiasAreScoredByTheBest) {
+  const ModelConfig c = ModelConfig::load(write("deepseek_v2_lite", [](io::GgufMetadata& m, auto&) {
+    m.set("deepseek2.expert_group_count", io::GgufValue::u32(3));
+    m.set("deepseek2.expert_group_used_count", io::GgufValue::u32(2));
+  }));
+  const MoeConfig gate = c.moe(1);
+  EXPECT_TRUE(c.topk_method == "group_limited_greedy" && gate.groups == 3 && gate.groups_per_token == 2);
+  EXPECT_EQ(gate.group_score, GroupScore::kMax);
+}
+
 TEST_F(LatentGguf, HostileSizesAreRefused) {
   const auto with = [&](const char* key, std::uint32_t value) {
     return write("deepseek_v3",
