@@ -80,8 +80,9 @@ RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayou
     for (double i = 0; i < k; ++i) none *= std::max(0.0, e - e / group - i) / (e - i);
     const double ranks = (group - 1) * (1 - none), rows = k * (group - 1) / group;  // others, per token
     const double width = static_cast<double>(spec.width);
-    const double there = 2 * ranks * width * element + rows * sizeof(TravellingRow);      // x and dy
-    const double back = 2 * (layout.partial_sums ? ranks : rows) * width * 4 + rows * 4;  // sums and dx, weights' gradients
+    const double there = 2 * ranks * width * element + rows * sizeof(TravellingRow);  // x and dy
+    const double number = layout.device == Device::kCuda && !layout.partial_sums ? element : 4;
+    const double back = 2 * (layout.partial_sums ? ranks : rows) * width * number + rows * 4;  // sums, dx; of the weights
     t.tokens += mine * (there + back);
   }
   return t;

@@ -9,6 +9,7 @@ namespace dsmoe::train {
 struct RankLayout {
   Index ranks = 1, expert_parallel = 1;
   bool zero = false, partial_sums = false;
+  Device device = Device::kCpu;  // GPUs send rows in the dtype of the weights
 
   void check(const ModelConfig& config) const;  // throws for what make_mesh() and the layers refuse
 };
