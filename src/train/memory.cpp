@@ -85,7 +85,9 @@ std::size_t gpu_training_bytes(const ModelConfig& c, const TrainOptions& o, cons
   const auto element = static_cast<Index>(size_of(o.dtype));
   const Index tokens = (o.batch_size + layout.ranks - 1) / layout.ranks * o.seq_len;
   const auto of_tokens = [&](Index bytes) { return block_of_bytes(bytes * tokens); };
-  const Kept kept = kept_of(spec, o.dtype, o.recompute, of_tokens);
+  // Experts that are spread over ranks keep what they have.
+  const bool keeps_moe = layout.expert_parallel > 1 && o.recompute == Recompute::kMoe;
+  const Kept kept = kept_of(spec, o.dtype, keeps_moe ? Recompute::kNone : o.recompute, of_tokens);
   // The head: logits and, beside f32 ones, their gradient in the dtype of the activations.
   const Index logits = std::min(tokens, head_tokens(Device::kCuda, spec.vocab)) * spec.vocab;
   const std::size_t head = block_of_bytes(4 * logits) + (o.dtype == DType::kF32 ? 0 : block_of_bytes(element * logits));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dsmoe/model_config.h"
+#include "dsmoe/moe_config.h"
 #include "model/plan.h"
 
 namespace dsmoe::train {
@@ -25,5 +26,11 @@ struct RankTraffic {
   double total() const { return gradients + tokens; }
 };
 RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayout& layout, Index tokens);
+
+// Of one token, on average: how many other ranks it goes to, and how many of its rows come from there.
+struct RowsToOthers {
+  double tokens = 0, rows = 0;
+};
+RowsToOthers rows_to_others(const MoeConfig& moe, const RankLayout& layout);
 
 }  // namespace dsmoe::train
