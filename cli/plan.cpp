@@ -16,6 +16,20 @@ struct PlanFlags : PlanRequest {
   bool json = false;
 };
 
+// "50GB/s", or a number of bytes.
+double bytes_per_second(const std::string& text) {
+  std::size_t end = 0;
+  double number = 0;
+  try {
+    number = std::stod(text, &end);
+  } catch (const std::exception&) {
+  }
+  const std::string unit = text.substr(end);
+  const double scale = unit == "GB/s" ? 1e9 : unit == "MB/s" ? 1e6 : unit == "TB/s" ? 1e12 : unit.empty() ? 1 : 0;
+  if (end == 0 || scale == 0 || !(number > 0)) throw UsageError("--link is a speed, for example 50GB/s");
+  return number * scale;
+}
+
 void run(const PlanFlags& options) {
   if (options.preset.empty() && options.config.empty() && !options.experts)
     throw UsageError("plan needs --preset, --config, or -N and -K");
@@ -34,6 +48,8 @@ void add_plan(CLI::App& program) {
       "  dsmoe plan --config my-model/config.json --context 32768 --json\n"
       "  dsmoe plan --preset paper-2b --context 2048 --batch-size 16\n"
       "  dsmoe plan --preset paper-145b --ranks 64 --expert-parallel 8 --zero 1 --batch-size 512\n"
+      "  dsmoe plan --preset paper-145b --ranks 64 --expert-parallel 8 --zero 1 --batch-size 512 --device h100 --link "
+      "50GB/s\n"
       "  dsmoe plan -N 16 -K 2 -m 4 -s 1\n"
       "  dsmoe plan -N 16 -K 2 -m 4 -s 1 --hidden-size 1280 --expert-size 3392 --layers 9 --vocab-size 8192");
   const auto o = std::make_shared<PlanFlags>();
@@ -61,6 +77,20 @@ void add_plan(CLI::App& program) {
       ->needs(ranks);
   command->add_option("--zero", o->zero, "With --ranks: 1 for ZeRO stage 1")->check(CLI::Range(0, 1))->needs(ranks);
   command->add_flag("--partial-sums", o->partial_sums, "With --expert-parallel: one sum per rank comes back")->needs(ranks);
+  auto* device = command
+                     ->add_option("--device", o->card,
+                                  "With --ranks and --batch-size: how long a step takes at best on "
+                                  "such cards (a100, h100, h200, b200), and the best layout")
+                     ->needs(ranks);
+  command
+      ->add_option_function<std::string>(
+          "--link", [o](const std::string& text) { o->link = bytes_per_second(text); },
+          "With --device: what a rank sends to others in a second, for example 50GB/s")
+      ->needs(device);
+  device->needs("--link");
+  command->add_option("--efficiency", o->efficiency, "With --device: share of the peak that one card by itself reaches")
+      ->capture_default_str()
+      ->needs(device);
   command->add_flag("--json", o->json, "Print as JSON");
   experts->needs(active);
   active->needs(experts);

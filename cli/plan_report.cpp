@@ -4,6 +4,7 @@
 
 #include "cli/format.h"
 #include "cli/table.h"
+#include "train/memory.h"
 
 namespace dsmoe::cli {
 
@@ -85,6 +86,41 @@ std::string memory_text(const PlanResult& plan) {
   return text + "\n" + gpu_training_text(plan);
 }
 
+std::string seconds(double s) { return s < 0.1 ? fmt::format("{:.2f} ms", 1e3 * s) : fmt::format("{:.3f} s", s); }
+
+std::string cluster_text(const PlanResult& plan) {
+  const train::Cluster& c = *plan.cluster;
+  const train::TrainOptions o = step_options(plan);
+  const auto best = train::best_layout(plan.config, o, plan.layout.ranks, c);
+  Table table({fmt::format("A step on {} x {} at best, bf16, {:.0f} GB/s between them", plan.layout.ranks, c.card.name,
+                           c.link * 1e-9),
+               "this layout", best ? "the best one" : ""});
+  const train::StepTime here = train::step_time(plan.config, o, plan.layout, c);
+  const double at_peak = here.compute * c.efficiency;
+  const auto row = [&](const char* name, auto&& cell) {
+    table.row({name, cell(here), best ? cell(best->time) : std::string()});
+  };
+  row("compute", [](const train::StepTime& t) { return seconds(t.compute); });
+  row("tokens to their experts and back", [](const train::StepTime& t) { return seconds(t.tokens); });
+  row("  of that under the shared experts", [](const train::StepTime& t) { return seconds(t.hidden); });
+  row("sums of gradients", [](const train::StepTime& t) { return seconds(t.gradients); });
+  row("step", [](const train::StepTime& t) { return seconds(t.total()); });
+  row("share of the cards' peak",
+      [&](const train::StepTime& t) { return fmt::format("{:.1f}%", 100 * at_peak / t.total()); });
+  const auto memory = [&](std::size_t n) {
+    return human_bytes(static_cast<double>(n)) + (static_cast<double>(n) > c.card.memory ? ", does not fit" : "");
+  };
+  table.row({"memory of a rank", memory(train::gpu_training_bytes(plan.config, o, plan.layout)),
+             best ? memory(best->memory) : ""});
+  const auto name = [](const train::RankLayout& l, train::Recompute recompute) {
+    return fmt::format("experts over {}, ZeRO {}{}", l.expert_parallel, l.zero ? 1 : 0,
+                       recompute != train::Recompute::kNone ? ", recompute" : "");
+  };
+  if (!best) return table.str() + "  No layout of so many ranks fits these cards; use more of them or a smaller batch.\n";
+  return table.str() +
+         fmt::format("  The best one of {} ranks: {}.\n", plan.layout.ranks, name(best->layout, best->recompute));
+}
+
 std::string ranks_text(const PlanResult& plan) {
   const train::RankLayout& l = plan.layout;
   std::string title = fmt::format("Training by {} ranks", thousands(l.ranks));
@@ -103,7 +139,8 @@ std::string ranks_text(const PlanResult& plan) {
     const train::RankTraffic t = train::rank_traffic(plan.config, dtype, l, plan.batch * plan.context);
     traffic.row({to_string(dtype), human_bytes(t.gradients), human_bytes(t.tokens), human_bytes(t.total())});
   }
-  return memory.str() + "\n" + traffic.str() + "  With tokens that choose experts at random.\n";
+  const std::string text = memory.str() + "\n" + traffic.str() + "  With tokens that choose experts at random.\n";
+  return plan.cluster ? text + "\n" + cluster_text(plan) : text;
 }
 
 std::string architecture_text(const PlanResult& plan) {

@@ -1,6 +1,7 @@
 // dsmoe serve: an HTTP server with OpenAI's API.
 #include <fmt/format.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -9,7 +10,10 @@
 #include "cli/commands.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
+#include "cli/ranks.h"
 #include "core/fail.h"
+#include "model/followed_passes.h"
+#include "parallel/mesh.h"
 #include "serve/server.h"
 
 namespace dsmoe::cli {
@@ -40,14 +44,27 @@ std::string model_name(const ServeFlags& o) {
   return (path.has_filename() ? path : path.parent_path()).stem().string();
 }
 
-void run(const ServeFlags& o) {
+// Of the ranks over which a model is spread, the first has the clients and the others do as it does, until it ends. It is
+// the one that hears signals.
+void follow(const Model& model, int threads) {
+  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_IGN);
+  Context ctx(threads);
+  follow_passes(ctx, *model.impl().transformer, *model.impl().mesh->world);
+}
+
+void run(const ServeFlags& flags_given) {
+  ServeFlags o = flags_given;
+  o.model.load.spread_experts = join_ranks_with_same_arguments(o.engine.threads);
   const std::string key = api_key(o.serve.api_key_file);
   ModelFlags flags = o.model;
   flags.load.cache_tokens = o.engine.cache_tokens > 0 ? o.engine.cache_tokens : o.engine.context;
   flags.load.kv_type = o.engine.kv_type;
   const std::shared_ptr<Model> model = flags.open();
+  if (!is_first_rank()) return follow(*model, o.engine.threads);
+  Transformer& transformer = *model->impl().transformer;
+  transformer.lead_passes();
   serve::Server server({.name = model_name(o),
-                        .transformer = model->impl().transformer.get(),
+                        .transformer = &transformer,
                         .tokenizer = model->tokenizer(),
                         .sampler = model->generation().sampler(),
                         .end_tokens = end_tokens(*model)},
@@ -60,6 +77,7 @@ void run(const ServeFlags& o) {
   server.run(/*signals=*/true, [heard = 0](int) mutable {
     print_note(++heard == 1 ? "finishing what runs; once more to stop at once" : "stopping");
   });
+  transformer.end_passes();
 }
 
 }  // namespace
@@ -75,6 +93,7 @@ void add_serve(CLI::App& program) {
       "Answers do not depend on what else is running: with a seed, one can be repeated under any load.\n"
       "In a browser the address is a chat that shows the experts at work (--no-page turns it off).\n"
       "SIGTERM or ctrl-C finishes what runs and refuses what is new.\n"
+      "Under mpirun the experts are spread over the processes, and the first of them listens.\n"
       "Example:\n"
       "  dsmoe serve -m MODEL --port 8080\n"
       "  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": "

@@ -27,6 +27,10 @@ struct PlanRequest {
   // whether one sum per rank comes back instead of all rows.
   Index ranks = 1, expert_parallel = 1, zero = 0;
   bool partial_sums = false;
+  // And how long a step takes at best, in bf16, and with which layout: the card of each rank ("h100"), bytes per second
+  // that a rank sends to others, and the share of the card's peak that one rank by itself reaches. "": not asked for.
+  std::string card;
+  double link = 0, efficiency = 1;
 };
 
 // As JSON, with the keys of `dsmoe plan --json`. Numbers of combinations are strings: they do not fit a JSON number.

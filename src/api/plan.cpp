@@ -66,6 +66,12 @@ PlanResult make_plan(const PlanRequest& request) {
   require(request.ranks >= 1 && request.expert_parallel >= 1 && (request.zero == 0 || request.zero == 1),
           "ranks and expert-parallel are at least 1, and zero is 0 or 1; got {}, {} and {}", request.ranks,
           request.expert_parallel, request.zero);
+  if (!request.card.empty()) {
+    require(request.batch > 0, "the time of a step needs a batch-size, of all ranks together");
+    plan.cluster = {train::card_named(request.card), request.link, request.efficiency};
+    require(plan.scope == PlanScope::kModel, "the time of a step needs a whole model");
+    static_cast<void>(train::step_time(plan.config, step_options(plan), plan.layout, *plan.cluster));  // or an Error
+  }
   require(request.ranks == 1 || plan.scope == PlanScope::kModel, "ranks needs a whole model");
   return plan;
 }

@@ -28,6 +28,12 @@ Index gpu_training_peak(const PlanResult& plan, DType dtype, train::Recompute re
   return static_cast<Index>(train::gpu_training_bytes(plan.config, o));
 }
 
+train::TrainOptions step_options(const PlanResult& plan) {
+  train::TrainOptions o;
+  o.dtype = DType::kBF16, o.batch_size = plan.batch, o.seq_len = plan.context;
+  return o;
+}
+
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -59,6 +65,27 @@ Json memory_json(const PlanResult& plan) {
   return memory;
 }
 
+Json time_json(const train::StepTime& t, double at_peak) {
+  return {{"compute", t.compute}, {"tokens", t.tokens}, {"gradients", t.gradients},
+          {"hidden", t.hidden},   {"total", t.total()}, {"share_of_peak", at_peak / t.total()}};
+}
+
+Json cluster_json(const PlanResult& plan) {
+  const train::TrainOptions o = step_options(plan);
+  const train::StepTime time = train::step_time(plan.config, o, plan.layout, *plan.cluster);
+  const double at_peak = time.compute * plan.cluster->efficiency;
+  Json out = {{"card", plan.cluster->card.name}, {"link", plan.cluster->link}, {"efficiency", plan.cluster->efficiency}};
+  out["step_seconds"] = time_json(time, at_peak);
+  out["best_layout"] = nullptr;
+  if (const auto best = train::best_layout(plan.config, o, plan.layout.ranks, *plan.cluster))
+    out["best_layout"] = {{"expert_parallel", best->layout.expert_parallel},
+                          {"zero", best->layout.zero ? 1 : 0},
+                          {"recompute", best->recompute != train::Recompute::kNone},
+                          {"memory", best->memory},
+                          {"step_seconds", time_json(best->time, at_peak)}};
+  return out;
+}
+
 Json ranks_json(const PlanResult& plan) {
   const train::RankLayout& l = plan.layout;
   Json out = {{"ranks", l.ranks}, {"expert_parallel", l.expert_parallel}, {"zero", l.zero ? 1 : 0}};
@@ -74,6 +101,7 @@ Json ranks_json(const PlanResult& plan) {
     const train::RankTraffic t = train::rank_traffic(plan.config, dtype, l, plan.batch * plan.context);
     entry["bytes_sent_per_step"] = {{"gradients", t.gradients}, {"tokens", t.tokens}, {"total", t.total()}};
   }
+  if (plan.cluster) out["on_cards"] = cluster_json(plan);
   return out;
 }
 
@@ -96,7 +124,7 @@ Json plan_json(const PlanResult& plan) {
     for (const PlanPart& part : plan_parts(n)) out["parameters_by_part"][part.key] = part.parameters;
     out["context"] = plan.context;
     out["memory"] = memory_json(plan);
-    if (plan.layout.ranks > 1) out["training_by_ranks"] = ranks_json(plan);
+    if (plan.layout.ranks > 1 || plan.cluster) out["training_by_ranks"] = ranks_json(plan);
   }
   out["combinations"] = nullptr;
   out["architectures"] = Json::array();

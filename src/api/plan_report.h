@@ -9,7 +9,7 @@
 #include "dsmoe/plan.h"
 #include "dsmoe/train_options.h"
 #include "model/plan.h"
-#include "train/rank_plan.h"
+#include "train/rank_time.h"
 
 namespace dsmoe {
 
@@ -22,6 +22,7 @@ struct PlanResult {
   Index context = 0;                         // kModel
   Index batch = 0;                           // sequences of a training pass; 0: not asked for
   train::RankLayout layout;                  // of training by many processes
+  std::optional<train::Cluster> cluster;     // what they run on, when it was said
   std::optional<Segmentation> segmentation;  // none: no MoE layer
 };
 
@@ -46,6 +47,9 @@ std::vector<PlanPart> plan_parts(const ParameterCount& count);
 
 // The peak of training on a GPU with AdamW.
 Index gpu_training_peak(const PlanResult& plan, DType dtype, train::Recompute recompute);
+
+// The options of a run that this is a step of, in bf16.
+train::TrainOptions step_options(const PlanResult& plan);
 
 // Stable keys; numbers of combinations are strings, since they do not fit in a JSON number.
 nlohmann::ordered_json plan_json(const PlanResult& plan);

@@ -28,6 +28,7 @@ parallel::Facts facts_of(const RunSetup& setup) {
   add({{"model", setup.model}, {"preset", setup.preset}, {"config", setup.config}, {"out", setup.out}});
   add({{"resume", setup.resume}, {"tokenizer", setup.tokenizer}, {"expert-parallel", setup.expert_parallel}});
   add({{"zero", setup.zero}, {"partial-sums", setup.partial_sums}, {"given", setup.given}});
+  add({{"device", setup.device ? static_cast<int>(*setup.device) : -1}});
   add(to_json(setup.train));
   const BalanceOptions& b = setup.balance;
   const auto number = [](const auto& value) { return value ? fmt::format("{}", *value) : std::string(); };
@@ -62,7 +63,7 @@ std::shared_ptr<const parallel::Mesh> mesh_of(const RunSetup& setup) {
     return nullptr;
   }
   parallel::require_same(*world, facts_of(setup));
-  require(setup.device != Device::kCuda, "several ranks train on CPUs alone so far; use device cpu");
+  if (setup.device == Device::kCuda) parallel::link_gpus_of_world();
   auto mesh = std::make_shared<parallel::Mesh>(parallel::make_mesh(world, setup.expert_parallel));
   mesh->partial_sums = setup.partial_sums;
   return mesh;
@@ -79,8 +80,7 @@ int threads_of(const RunSetup& setup, const parallel::Mesh* mesh) {
 struct TrainingRun::Impl {
   Impl(const RunSetup& setup, const SetupHooks& hooks) : mesh(mesh_of(setup)), host(threads_of(setup, mesh.get())) {
     mesh ? set_up_in_turn(setup, hooks) : set_up(setup, hooks);
-    if (!mesh && training_device(setup.device, start.config, start.options) == Device::kCuda)
-      gpu = std::make_unique<Context>(setup.threads, Backend::kCuda);
+    if (device_of(setup) == Device::kCuda) gpu = std::make_unique<Context>(setup.threads, Backend::kCuda);
     trainer.emplace(gpu ? *gpu : host, start.config, std::move(start.weights), start.options, mesh, setup.zero > 0);
     if (!start.resumed) return;
     trainer->load_state(*start.resumed);
@@ -88,6 +88,12 @@ struct TrainingRun::Impl {
   }
 
   ExpertShare share() const { return mesh ? ExpertShare{mesh->experts->rank(), mesh->experts->size()} : ExpertShare{}; }
+
+  // Ranks train on CPUs unless they are told otherwise: they could not agree by each looking at its own GPU.
+  Device device_of(const RunSetup& setup) const {
+    if (mesh) return setup.device.value_or(Device::kCpu);
+    return training_device(setup.device, start.config, start.options);
+  }
 
   void set_up(const RunSetup& setup, const SetupHooks& hooks) {
     folder.emplace(setup.out);
@@ -122,8 +128,9 @@ struct TrainingRun::Impl {
 };
 
 TrainingRun::TrainingRun(const RunSetup& setup, const SetupHooks& hooks) {
-  setup.validate();                                               // before the folder is made
-  if (setup.device == Device::kCuda) Context(1, Backend::kCuda);  // an Error where there is no GPU, before data is read
+  setup.validate();  // before the folder is made
+  // An Error where there is no GPU, before data is read. Ranks choose theirs first.
+  if (setup.device == Device::kCuda && !parallel::started_as_rank()) Context(1, Backend::kCuda);
   impl_ = std::make_shared<Impl>(setup, hooks);
   if (steps_done() >= options().steps)
     fail(ErrorCode::kInvalidArgument, "{} has its {} steps already; set more steps to continue", setup.out, steps_done());

@@ -14,7 +14,9 @@ namespace dsmoe::device {
 
 using Stream = CUstream_st*;
 
-bool available();  // compiled in, and there is a device
+bool available();      // compiled in, and there is a device
+int count();           // of devices
+void use(int device);  // by this thread from now on; a process has the first one until then
 
 // At least `bytes` (> 0) on the current device, aligned to 256 bytes, uninitialised, for work on `stream`. Freed
 // memory is cached and may be handed out again at once for work on the same stream, which runs after what still uses it.

@@ -173,12 +173,15 @@ cudaError_t malloc_beside_capture(void** memory, std::size_t size) {
 
 }  // namespace
 
-bool available() {
-  int count = 0;
-  const bool found = cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
-  if (!found) cudaGetLastError();
-  return found;
+int count() {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) == cudaSuccess) return devices;
+  cudaGetLastError();
+  return 0;
 }
+
+bool available() { return count() > 0; }
+void use(int device) { check_cuda(cudaSetDevice(device), "device"); }
 
 std::shared_ptr<void> allocate(std::size_t bytes, Stream stream) {
   const int device = current_device();

@@ -15,6 +15,8 @@ namespace {
 }  // namespace
 
 bool available() { return false; }
+int count() { return 0; }
+void use(int) { not_built(); }
 std::shared_ptr<void> allocate(std::size_t, Stream) { not_built(); }
 Usage usage() { return {}; }
 void reset_peak() {}

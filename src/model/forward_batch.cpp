@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/fail.h"
 
@@ -44,6 +45,19 @@ ForwardBatch ForwardBatch::training(std::span<const std::int32_t> ids, Index seq
     batch.logits_.push_back(sequence_length);
   }
   return batch;
+}
+
+ForwardBatch ForwardBatch::followed(std::vector<std::int32_t> ids, KvPool& pool) {
+  ForwardBatch batch;
+  batch.ids_ = std::move(ids), batch.pool_ = &pool;
+  return batch;
+}
+
+void ForwardBatch::add_followed(Index rows, Index first_position, Index context, std::vector<Index> tiles) {
+  const Index first = slices_.empty() ? 0 : slices_.back().first_row + slices_.back().rows;
+  tiles_.push_back(std::move(tiles));
+  slices_.push_back({first, rows, first_position, tiles_.back(), context});
+  logits_.push_back(0);
 }
 
 Index ForwardBatch::shortest() const {

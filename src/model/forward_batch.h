@@ -28,6 +28,11 @@ class ForwardBatch {
   // Whole sequences of `sequence_length` tokens, one after another, without a pool; logits of all.
   static ForwardBatch training(std::span<const std::int32_t> ids, Index sequence_length);
 
+  // The batch of another rank (followed_passes.h): these tokens, and the slices of its sequences one after another. It has
+  // no sequences that it could advance, nor logits.
+  static ForwardBatch followed(std::vector<std::int32_t> ids, KvPool& pool);
+  void add_followed(Index rows, Index first_position, Index context, std::vector<Index> tiles);
+
   // A batch of `rows` rows for a pass that is made for so many: this one, of one token and its logits of every sequence,
   // and copies of its row with the fewest keys behind it. They compute and store what that row does, bit by bit, with the
   // same experts and keys, so they need no memory that the batch does not read anyway. It refers to this batch, which

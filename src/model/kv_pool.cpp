@@ -52,6 +52,7 @@ DecodeGraphs& KvPool::graphs() {
 }
 
 void KvPool::copy(Context& ctx, Index from, Index to, Index tokens) {
+  if (on_copy_) on_copy_(from, to, tokens);
   const Index a = from * kPageTokens, b = to * kPageTokens;
   for (std::vector<Tensor>* tensors : {&k_, &v_}) {
     for (Tensor& x : *tensors) {

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "dsmoe/context.h"
@@ -45,6 +47,8 @@ class KvPool {
   Index references(Index page) const;
   DecodeGraphs& graphs();                                       // captured passes over these pages
   void copy(Context& ctx, Index from, Index to, Index tokens);  // the first `tokens` rows of a page, in all layers
+  // Called before each copy().
+  void on_copy(std::function<void(Index from, Index to, Index tokens)> call) { on_copy_ = std::move(call); }
 
  private:
   std::int32_t& count(Index page);
@@ -54,6 +58,7 @@ class KvPool {
   std::vector<std::int32_t> references_;  // of each page
   std::vector<Index> free_;               // the next one at the end
   std::shared_ptr<DecodeGraphs> graphs_;
+  std::function<void(Index from, Index to, Index tokens)> on_copy_;
 };
 
 // One sequence in a pool; gives its pages back when it goes.

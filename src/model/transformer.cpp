@@ -75,7 +75,21 @@ std::shared_ptr<KvPool> Transformer::make_kv_pool(Index tokens, DType dtype) con
             "kv-type {} needs heads of a multiple of {} numbers, this model's have {}; use bf16", to_string(dtype),
             block_of(dtype).numbers, layers.back().head);
   }
-  return std::make_shared<KvPool>(layers, KvPool::pages_for(tokens), dtype, device());
+  auto pool = std::make_shared<KvPool>(layers, KvPool::pages_for(tokens), dtype, device());
+  if (leader_) {
+    leader_->new_pool(tokens, dtype);
+    pool->on_copy([leader = *leader_](Index from, Index to, Index rows) { leader.copy_page(from, to, rows); });
+  }
+  return pool;
+}
+
+void Transformer::lead_passes() {
+  if (mesh_ && !mesh_->alone()) leader_.emplace(mesh_->world);
+}
+
+void Transformer::end_passes() {
+  if (leader_) leader_->end();
+  leader_.reset();
 }
 
 namespace {
@@ -98,6 +112,10 @@ Tensor Transformer::run(Context& ctx, const ForwardBatch& batch, const PassHooks
   require(batch.tokens() > 0, "no tokens to run");
   require(saved == nullptr || batch.pool() == nullptr, "a training pass has no KV cache");
   batch.check();
+  if (leader_) {
+    require(hooks.overrides == nullptr, "routing overrides are for a model that is not spread over ranks");
+    leader_->run(batch);
+  }
   return run(ctx, Pass(ctx, batch, rope_, hooks, *weights_), saved);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "core/later.h"
@@ -12,6 +13,7 @@
 #include "dsmoe/model_config.h"
 #include "dsmoe/train_options.h"
 #include "model/block.h"
+#include "model/followed_passes.h"
 #include "model/forward_batch.h"
 #include "model/hooks.h"
 #include "model/kv_pool.h"
@@ -91,6 +93,11 @@ class Transformer {
   // blocks.
   std::shared_ptr<KvPool> make_kv_pool(Index tokens, DType dtype) const;
 
+  // For a model that is spread over ranks of which the first alone knows what is to be run (followed_passes.h): from then
+  // on the others hear of its KV cache and its passes; and of the end. Nothing for a process alone.
+  void lead_passes();
+  void end_passes();
+
   // Runs a batch through the blocks and returns the residual stream after the last, f32 [T, D]. Sequences of a pool are
   // longer afterwards; when a pass fails, they are as they were. This and all that follow end with ModelWeights::check().
   // `saved`: for training, with a batch without a pool.
@@ -140,6 +147,7 @@ class Transformer {
   std::unique_ptr<ModelSpec> spec_;
   std::unique_ptr<ModelWeights> weights_;
   std::shared_ptr<const parallel::Mesh> mesh_;
+  std::optional<PassLeader> leader_;
   DType dtype_, kv_dtype_;
   bool trainable_;
   ops::Rope rope_;

@@ -8,8 +8,9 @@
 
 namespace dsmoe {
 
-// None where this rank has all tokens (`others` null, or alone), or where no loss needs to know.
-std::optional<ops::BatchLoad> batch_load(const MoeConfig& config, const ops::Chosen& chosen, Index sequence_length,
-                                         parallel::Comm* others);
+// None where this rank has all tokens (`others` null, or alone), or where no loss needs to know. `plan`: of the
+// tokens here. On a GPU this waits.
+std::optional<ops::BatchLoad> batch_load(Context& ctx, const MoeConfig& config, const ops::Plan& plan,
+                                         Index sequence_length, parallel::Comm* others);
 
 }  // namespace dsmoe

@@ -26,22 +26,27 @@ struct Outgoing {
   std::vector<std::int32_t> tokens;                  // ascending for each rank
   std::vector<TravellingRow> rows;                   // in the order of the tokens, and of the experts within one
   std::vector<std::int64_t> token_count, row_count;  // [ranks]
-  // What comes back, for each token in the order of the experts: [T, K] i32 places among all rows, [T, K] f32 weights.
-  Tensor place, weight;
-  Tensor slot;  // [T, K] i32: which of the token's choices it is, best first
+  Tensor place;  // [T, K] i32: where among all rows that of a token's k-th choice is, best first
   // For one sum per rank: [T, min(K, ranks)] i32 places among all tokens sent, -1 after the last.
   Tensor sum_place;
 };
 Outgoing outgoing(const ops::Chosen& chosen, const parallel::Mesh& mesh, Index routed);
 
-// At the experts: the plan over the tokens that came, `experts` of them, rows sorted by expert and, within one, in the
-// order in which they came: ranks in order, tokens in order. place[r] is where row r of the plan was among those that came.
+// At the experts: the rows that came, in the order in which they did: ranks in order, tokens in order.
 struct Incoming {
-  ops::Plan plan;
-  std::vector<std::int32_t> place;
+  std::vector<std::int32_t> token, expert;  // of each row: which of the tokens that came, which of the experts here
+  std::vector<float> weight;
 };
-// token_count, row_count [ranks]: what came from each.
+// token_count, row_count [ranks]: what came from each. `experts`: how many there are here.
 Incoming incoming(const std::vector<TravellingRow>& rows, const std::vector<std::int64_t>& token_count,
                   const std::vector<std::int64_t>& row_count, Index experts);
+
+// The rows that a token is the sum of, in their order: [T, K] i32, -1 for none, and weights, f32. As ops::add_rows() takes
+// them.
+struct TokenRows {
+  Tensor row, weight;
+};
+// For one sum per rank: of each of the tokens that came, in the order of the experts.
+TokenRows rows_of_tokens(const Incoming& in, Index tokens);
 
 }  // namespace dsmoe

@@ -96,7 +96,7 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   out.y = ops::experts_down_combine(ctx, experts, plan, h).reshape(x_in.shape());
   out.routing = {chosen.experts, chosen.weights, chosen.scores};
   if (options.training) {
-    std::optional<ops::BatchLoad> whole = batch_load(config_, chosen, sequence, options.others);
+    std::optional<ops::BatchLoad> whole = batch_load(ctx, config_, plan, sequence, options.others);
     out.losses = ops::balance_losses(ctx, config_, chosen, sequence, whole ? &*whole : nullptr);
     out.offset = plan.offset;
     out.saved = std::make_shared<MoeForward::Saved>(MoeForward::Saved{

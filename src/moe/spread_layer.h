@@ -1,12 +1,16 @@
 // The layer with its routed experts spread over the ranks of a mesh's expert group. Each rank has tokens of its own: they
 // go to the ranks of their experts and come back as one row per (token, expert), which is summed at home in the one order
 // of docs/design/determinism.md. So the outputs have the bits of MoeLayer, for any number of ranks. In inference
-// (Mesh::same_tokens) every rank has all tokens instead, and only the rows travel. CPU only.
+// (Mesh::same_tokens) every rank has all tokens instead, and only the rows travel; that is for the CPU alone.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "dsmoe/moe.h"
+#include "ops/gate.h"
 #include "parallel/mesh.h"
 
 namespace dsmoe {
@@ -33,7 +37,9 @@ class SpreadMoeLayer {
  private:
   Tensor shared_sums(Context& ctx, const Experts& shared, const Tensor& x, Saved* saved) const;
   Tensor travel(Context& ctx, const Tensor& x, const Experts& shared, Saved& saved, bool training) const;
-  Tensor rows_of_all(Context& ctx, const Tensor& x, const Experts& shared, const Saved& saved) const;
+  Tensor rows_of_all(Context& ctx, const Tensor& x, const Experts& shared, const ops::Plan& plan) const;
+  Tensor sum_per_token(Context& ctx, const Saved& saved, const Tensor& weight, const Tensor& rows) const;
+  std::pair<const std::vector<std::int64_t>&, const std::vector<std::int64_t>&> counts_back(const Saved& saved) const;
 
   MoeConfig config_;
   Tensor gate_, gate_bias_, shared_gate_;

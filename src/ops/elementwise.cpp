@@ -39,6 +39,14 @@ void scale(Context& ctx, float factor, Tensor& x) {
       ctx, [&] { ref::scale(factor, x); }, [&] { ref::scale(factor, x); }, [&] { cuda::scale(ctx, factor, x); });
 }
 
+void add_up(Context& ctx, const Tensor& parts, Tensor& to) {
+  require(parts.rank() == 2 && parts.dim(1) == to.numel() && parts.dtype() == DType::kF32 && to.dtype() == DType::kF32,
+          "[add_up] {} {} do not add up to {} {}", to_string(parts.dtype()), parts.shape(), to_string(to.dtype()),
+          to.shape());
+  on_backend(
+      ctx, [&] { ref::add_up(parts, to); }, [&] { ref::add_up(parts, to); }, [&] { cuda::add_up(ctx, parts, to); });
+}
+
 Tensor converted(Context& ctx, const Tensor& x, DType dtype) {
   if (x.dtype() == dtype) return x;
   Tensor y = ctx.empty(dtype, x.shape());

@@ -20,6 +20,9 @@ void add_bias(Context& ctx, const Tensor& bias, Tensor& y);
 // dbias [N] f32 += the sum of the rows of dy [T, N].
 void add_bias_backward(Context& ctx, const Tensor& dy, Tensor& dbias);
 
+// to [n] f32 = parts[0] + parts[1] + ... of parts [P, n] f32, in this order.
+void add_up(Context& ctx, const Tensor& parts, Tensor& to);
+
 // x *= factor, f32.
 void scale(Context& ctx, float factor, Tensor& x);
 
@@ -29,6 +32,7 @@ void convert(const Tensor& from, Tensor& to);
 void add_bias(const Tensor& bias, Tensor& y);
 void add_bias_backward(const Tensor& dy, Tensor& dbias);
 void scale(float factor, Tensor& x);
+void add_up(const Tensor& parts, Tensor& to);
 }  // namespace ref
 
 namespace cpu {
@@ -44,6 +48,7 @@ void convert(Context& ctx, const Tensor& from, Tensor& to);
 void add_bias(Context& ctx, const Tensor& bias, Tensor& y);
 void add_bias_backward(Context& ctx, const Tensor& dy, Tensor& dbias);
 void scale(Context& ctx, float factor, Tensor& x);
+void add_up(Context& ctx, const Tensor& parts, Tensor& to);
 }  // namespace cuda
 
 }  // namespace dsmoe::ops

@@ -82,27 +82,26 @@ Gated gate(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weig
   });
 }
 
-Plan plan_of_one(Context& ctx, Index tokens) {
+Plan plan_of_shared(Context& ctx, Index tokens, Index shared) {
   const auto on_cpu = [&] {
     Plan plan;
-    plan.tokens = tokens, plan.shared = 1;
-    plan.offset = Tensor::zeros(DType::kI32, {2});
-    plan.offset.data<std::int32_t>()[1] = static_cast<std::int32_t>(tokens);
-    plan.token = Tensor(DType::kI32, {tokens});
-    plan.weight = Tensor(DType::kF32, {tokens});
-    const std::span<std::int32_t> token = plan.token.span<std::int32_t>();
-    std::iota(token.begin(), token.end(), 0);
+    plan.tokens = tokens, plan.shared = shared;
+    plan.offset = Tensor(DType::kI32, {shared + 1});
+    plan.token = Tensor(DType::kI32, {shared * tokens});
+    plan.weight = Tensor(DType::kF32, {shared * tokens});
+    std::int32_t* const token = plan.token.data<std::int32_t>();
+    for (Index s = 0; s <= shared; ++s) plan.offset.data<std::int32_t>()[s] = static_cast<std::int32_t>(s * tokens);
+    for (Index s = 0; s < shared; ++s) std::iota(token + s * tokens, token + (s + 1) * tokens, 0);
     for (float& w : plan.weight.span<float>()) w = 1;
     return plan;
   };
-  return on_backend(ctx, on_cpu, on_cpu, [&] { return cuda::plan_of_one(ctx, tokens); });
+  return on_backend(ctx, on_cpu, on_cpu, [&] { return cuda::plan_of_shared(ctx, tokens, shared); });
 }
 
 Tensor balance_losses(Context& ctx, const MoeConfig& c, const Chosen& chosen, Index sequence_length,
                       const BatchLoad* whole) {
-  require(!whole || ctx.device() == Device::kCpu, "[balance_losses] a batch of several ranks is computed on CPUs alone");
   const auto on_cpu = [&] { return balance_losses_on_cpu(c, chosen, sequence_length, whole); };
-  return on_backend(ctx, on_cpu, on_cpu, [&] { return cuda::balance_losses(ctx, c, chosen, sequence_length); });
+  return on_backend(ctx, on_cpu, on_cpu, [&] { return cuda::balance_losses(ctx, c, chosen, sequence_length, whole); });
 }
 
 Tensor gate_backward(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weight, const GateBackward& args,

@@ -70,11 +70,13 @@ struct Gated {
 Gated gate(Context& ctx, const MoeConfig& config, const Tensor& x, const Tensor& weight, const Tensor& bias, Index shared,
            bool training, const RoutingOverrides* overrides = nullptr);
 
-// A plan in which every token goes to one expert: a dense feed-forward layer.
-Plan plan_of_one(Context& ctx, Index tokens);
+// A plan in which every token goes to each of `shared` experts with weight 1, and to no other.
+Plan plan_of_shared(Context& ctx, Index tokens, Index shared);
+// To one: a dense feed-forward layer.
+inline Plan plan_of_one(Context& ctx, Index tokens) { return plan_of_shared(ctx, tokens, 1); }
 
 // A batch whose tokens are spread over ranks, of which this one has some: losses and gradients are its tokens' part of
-// those of the whole batch. CPU only.
+// those of the whole batch.
 struct BatchLoad {
   std::vector<std::int64_t> load;  // [E] tokens that chose each expert
   Index tokens = 0, sequences = 0;
@@ -85,7 +87,8 @@ struct BatchLoad {
 Tensor balance_losses(Context& ctx, const MoeConfig& config, const Chosen& chosen, Index sequence_length,
                       const BatchLoad* whole = nullptr);
 
-// From the gradients of the rows' weights, [R, parts] f32 to be added up, and aux_scale times the losses of
+// From the gradients of the rows' weights, [R, parts] f32 to be added up and found by the plan's slot_row, and aux_scale
+// times the losses of
 // balance_losses(): adds to dweight [E, D] (overwrites it without `accumulate`), and returns the gate's part of dx [T, D]
 // in the dtype that experts_gate_up_backward() takes: f32 on the CPU, that of x on a GPU.
 struct GateBackward {
@@ -104,10 +107,11 @@ Tensor gate_backward(Context& ctx, const MoeConfig& config, const Tensor& x, con
 namespace cuda {
 // The plan of a choice that was made on this machine.
 Gated gated(Context& ctx, const MoeConfig& config, const Chosen& chosen, Index shared, DType dtype);
-Plan plan_of_one(Context& ctx, Index tokens);
+Plan plan_of_shared(Context& ctx, Index tokens, Index shared);
 Gated gate(Context& ctx, const MoeConfig& config, const Tensor& x, const Tensor& weight, const Tensor& bias, Index shared,
            bool training);
-Tensor balance_losses(Context& ctx, const MoeConfig& config, const Chosen& chosen, Index sequence_length);
+Tensor balance_losses(Context& ctx, const MoeConfig& config, const Chosen& chosen, Index sequence_length,
+                      const BatchLoad* whole);
 Tensor gate_backward(Context& ctx, const MoeConfig& config, const Tensor& x, const Tensor& weight, const GateBackward& args,
                      Tensor& dweight);
 }  // namespace cuda

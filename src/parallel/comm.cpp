@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/device.h"
 #include "core/fail.h"
 
 namespace dsmoe::parallel {
@@ -17,6 +18,7 @@ class Done : public Comm::Pending {
 class Self : public Comm {
  public:
   Self() : Comm(0, 1) {}
+  using Comm::start_exchange;
   std::unique_ptr<Pending> start_exchange(std::span<const ConstBytes> to, std::span<const Bytes> from) override {
     require(to.size() == 1 && from.size() == 1 && to[0].size() == from[0].size(), "one rank exchanges with itself alone");
     if (!to[0].empty() && to[0].data() != from[0].data()) std::memcpy(from[0].data(), to[0].data(), to[0].size());
@@ -25,6 +27,37 @@ class Self : public Comm {
 
  protected:
   std::shared_ptr<Comm> subgroup(const std::vector<int>&) override { return std::make_shared<Self>(); }
+};
+
+// Bytes of a GPU that go by the memory of this machine.
+class Staged : public Comm::Pending {
+ public:
+  Staged(Context& ctx, Comm& comm, std::span<const ConstBytes> to, std::span<const Bytes> from)
+      : ctx_(ctx), target_(from.begin(), from.end()) {
+    std::vector<ConstBytes> sent;
+    std::vector<Bytes> received;
+    for (const ConstBytes part : to) {
+      sent_.emplace_back(part.size());
+      if (!part.empty())
+        device::copy(sent_.back().data(), Device::kCpu, part.data(), Device::kCuda, part.size(), ctx.stream());
+    }
+    for (const Bytes part : from) received_.emplace_back(part.size());
+    for (const auto& part : sent_) sent.push_back(part);
+    for (auto& part : received_) received.push_back(part);
+    pending_ = comm.start_exchange(sent, received);
+  }
+  void wait() override {
+    pending_->wait();
+    for (std::size_t r = 0; r < target_.size(); ++r)
+      if (!target_[r].empty())
+        device::copy(target_[r].data(), Device::kCuda, received_[r].data(), Device::kCpu, target_[r].size(), ctx_.stream());
+  }
+
+ private:
+  Context& ctx_;
+  std::vector<Bytes> target_;
+  std::vector<std::vector<std::byte>> sent_, received_;
+  std::unique_ptr<Comm::Pending> pending_;  // gone before the memory that it moves
 };
 
 // Numbers that are summed at a time: what the others send of them is held beside them.
@@ -80,6 +113,12 @@ void reduce_all(Comm& comm, std::span<T> values) {
 }  // namespace
 
 std::shared_ptr<Comm> self() { return std::make_shared<Self>(); }
+
+std::unique_ptr<Comm::Pending> Comm::start_exchange(Context& ctx, std::span<const ConstBytes> to,
+                                                    std::span<const Bytes> from) {
+  if (ctx.device() == Device::kCpu) return start_exchange(to, from);
+  return std::make_unique<Staged>(ctx, *this, to, from);
+}
 
 std::shared_ptr<Comm> Comm::split(int color) {
   std::vector<std::int64_t> colors(static_cast<std::size_t>(size_));

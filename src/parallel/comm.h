@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "dsmoe/context.h"
+
 namespace dsmoe::parallel {
 
 using Bytes = std::span<std::byte>;
@@ -44,6 +46,11 @@ class Comm {
   // to[r] goes to rank r, from[r] comes from it; both sides know how long they are. To itself it is a copy.
   virtual std::unique_ptr<Pending> start_exchange(std::span<const ConstBytes> to, std::span<const Bytes> from) = 0;
   void exchange(std::span<const ConstBytes> to, std::span<const Bytes> from) { start_exchange(to, from)->wait(); }
+
+  // The same for bytes in the memory of ctx's GPU, in the order of its work: what was given to it so far comes first, and
+  // wait() lets what is given to it later wait, not the caller. With a Context of the CPU it is the plain one.
+  virtual std::unique_ptr<Pending> start_exchange(Context& ctx, std::span<const ConstBytes> to,
+                                                  std::span<const Bytes> from);
 
   // The ranks that give the same color, in the order of their ranks.
   std::shared_ptr<Comm> split(int color);

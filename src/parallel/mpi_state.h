@@ -6,10 +6,13 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "parallel/gpu_link.h"
 
 namespace dsmoe::parallel {
 
@@ -20,6 +23,7 @@ struct MpiState {
   bool initialized_here = false;
   int next_tag = 1;                 // of groups
   std::vector<std::string> places;  // of each rank: "process 123 on HOST"
+  std::shared_ptr<GpuLink> gpus;    // null: their bytes go by the memory of the machines
 
   // Messages were given up on their way, and their memory may be gone: MPI is not called to move bytes any more, not even
   // by the heartbeat, so this rank is silent from then on and the others end. Under the mutex.

@@ -21,6 +21,12 @@ int ranks_on_this_machine() {
   return 1;
 }
 
+int rank_on_this_machine() {
+  for (const char* const name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"})
+    if (std::getenv(name) != nullptr) return static_cast<int>(number_of(name));
+  return 0;
+}
+
 int threads_per_rank(int usable) {
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   return std::max(1, std::min(usable, cores / ranks_on_this_machine()));

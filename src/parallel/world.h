@@ -26,8 +26,13 @@ void leave_world();
 // Ends all ranks now, this one too. Returns where there is no world.
 void abort_world(int status);
 
+// Before the first work on a GPU, a call of all ranks: those of one machine take its devices in turn, and the devices of
+// all ranks are linked (gpu_link.h). Nothing without a world.
+void link_gpus_of_world();
+
 // How many of them run on this machine; 1 where it is not known.
 int ranks_on_this_machine();
+int rank_on_this_machine();  // among them; 0 where it is not known
 // Threads for each of them: what this process may use, but no more than its part of the machine.
 int threads_per_rank(int usable);
 

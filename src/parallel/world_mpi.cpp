@@ -9,6 +9,7 @@
 #include <exception>
 #include <optional>
 
+#include "core/device.h"
 #include "core/fail.h"
 #include "parallel/mpi_state.h"
 #include "parallel/same.h"
@@ -130,6 +131,12 @@ class MpiGroup : public Comm {
     if (!to[me].empty() && to[me].data() != from[me].data()) std::memcpy(from[me].data(), to[me].data(), to[me].size());
     return pending;
   }
+  std::unique_ptr<Pending> start_exchange(Context& ctx, std::span<const ConstBytes> to,
+                                          std::span<const Bytes> from) override {
+    if (ctx.device() == Device::kCpu || !state_->gpus) return Comm::start_exchange(ctx, to, from);
+    count_sent(to);
+    return state_->gpus->start_exchange(ctx, ranks_, rank(), to, from);
+  }
 
  protected:
   std::shared_ptr<Comm> subgroup(const std::vector<int>& ranks) override {
@@ -222,10 +229,19 @@ void on_lost_rank(std::function<void(const std::string&)> handler) {
   w.state->on_lost = std::move(handler);
 }
 
+void link_gpus_of_world() {
+  World& w = the_world();
+  if (!has_world() || w.state->gpus) return;
+  const int devices = device::count();
+  if (devices > 0) device::use(rank_on_this_machine() % devices);
+  w.state->gpus = link_gpus(*w.comm);
+}
+
 void leave_world() {
   World& w = the_world();
   if (!w.state) return;
   if (w.comm && !w.comm->alone()) w.comm->barrier();
+  w.state->gpus.reset();
   w.heartbeat.reset();
   if (w.state->initialized_here) MPI_Finalize();
   w.comm = self();

@@ -15,6 +15,7 @@ std::shared_ptr<Comm> world() {
 bool has_world() { return false; }
 int world_rank() { return 0; }
 void on_lost_rank(std::function<void(const std::string&)>) {}
+void link_gpus_of_world() {}
 void leave_world() {}
 void abort_world(int) {}
 

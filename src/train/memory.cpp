@@ -80,12 +80,14 @@ std::size_t kept_activation_bytes(const ModelConfig& c, DType dtype, Index seque
   return kept.always + kept.again;
 }
 
-std::size_t gpu_training_bytes(const ModelConfig& c, const TrainOptions& o) {
+std::size_t gpu_training_bytes(const ModelConfig& c, const TrainOptions& o, const RankLayout& layout) {
   const ModelSpec spec = spec_of(c);
   const auto element = static_cast<Index>(size_of(o.dtype));
-  const Index tokens = o.batch_size * o.seq_len;
+  const Index tokens = (o.batch_size + layout.ranks - 1) / layout.ranks * o.seq_len;
   const auto of_tokens = [&](Index bytes) { return block_of_bytes(bytes * tokens); };
-  const Kept kept = kept_of(spec, o.dtype, o.recompute, of_tokens);
+  // Experts that are spread over ranks keep what they have.
+  const bool keeps_moe = layout.expert_parallel > 1 && o.recompute == Recompute::kMoe;
+  const Kept kept = kept_of(spec, o.dtype, keeps_moe ? Recompute::kNone : o.recompute, of_tokens);
   // The head: logits and, beside f32 ones, their gradient in the dtype of the activations.
   const Index logits = std::min(tokens, head_tokens(Device::kCuda, spec.vocab)) * spec.vocab;
   const std::size_t head = block_of_bytes(4 * logits) + (o.dtype == DType::kF32 ? 0 : block_of_bytes(element * logits));
@@ -100,7 +102,10 @@ std::size_t gpu_training_bytes(const ModelConfig& c, const TrainOptions& o) {
   }
   // The residual stream and its gradient; a norm's output and its gradient in f32 and rounded.
   const std::size_t streams = 3 * of_tokens(4 * spec.width) + 2 * of_tokens(element * spec.width);
-  const std::size_t bytes = state_bytes(spec, o) + kept.always + std::max(head, kept.again + layer) + streams;
+  const bool shared_out = layout.ranks > 1 && o.lora_rank == 0;
+  const std::size_t state =
+      shared_out ? static_cast<std::size_t>(rank_memory(c, o.dtype, layout).total()) : state_bytes(spec, o);
+  const std::size_t bytes = state + kept.always + std::max(head, kept.again + layer) + streams;
   // A freed block may be used again for a smaller tensor. With 2% for that the sum is within 4% of what the three models of
   // docs/performance.md took, whatever they computed again.
   return bytes + bytes / 50;
@@ -112,12 +117,12 @@ Device training_device(std::optional<Device> wanted, const ModelConfig& c, const
   return fits ? Device::kCuda : Device::kCpu;
 }
 
-std::string what_fits(const ModelConfig& c, const TrainOptions& o, std::size_t bytes) {
-  for (TrainOptions fits = o; fits.batch_size >= 1; fits.batch_size /= 2) {
+std::string what_fits(const ModelConfig& c, const TrainOptions& o, std::size_t bytes, const RankLayout& layout) {
+  for (TrainOptions fits = o; fits.batch_size >= layout.ranks; fits.batch_size /= 2) {
     for (const auto& [recompute, name] : OptionNames<Recompute>::values) {
       if (recompute < o.recompute) continue;
       fits.recompute = recompute;
-      if (gpu_training_bytes(c, fits) > bytes) continue;
+      if (gpu_training_bytes(c, fits, layout) > bytes) continue;
       std::string text;
       if (fits.batch_size < o.batch_size) text = fmt::format("batch-size {}", fits.batch_size);
       if (fits.batch_size < o.batch_size && o.batch_size % fits.batch_size == 0)
@@ -129,11 +134,11 @@ std::string what_fits(const ModelConfig& c, const TrainOptions& o, std::size_t b
   return {};
 }
 
-void check_gpu_memory(const ModelConfig& c, const TrainOptions& o) {
+void check_gpu_memory(const ModelConfig& c, const TrainOptions& o, const RankLayout& layout) {
   device::release_cached();
-  const std::size_t needed = gpu_training_bytes(c, o), free = device::memory().free;
+  const std::size_t needed = gpu_training_bytes(c, o, layout), free = device::memory().free;
   if (needed <= free) return;
-  const std::string fits = what_fits(c, o, free);
+  const std::string fits = what_fits(c, o, free, layout);
   fail(ErrorCode::kInvalidArgument, "training takes about {:.1f} GB, the GPU has {:.1f} GB free; {}",
        static_cast<double>(needed) * 1e-9, static_cast<double>(free) * 1e-9,
        fits.empty() ? "use a smaller seq-len or model" + std::string(o.dtype == DType::kF32 ? ", or dtype bf16" : "")

@@ -7,6 +7,7 @@
 
 #include "dsmoe/model_config.h"
 #include "dsmoe/train_options.h"
+#include "train/rank_plan.h"
 
 namespace dsmoe::train {
 
@@ -16,17 +17,18 @@ std::size_t kept_activation_bytes(const ModelConfig& config, DType dtype, Index 
                                   Recompute recompute);
 
 // All that a run on a GPU holds at its peak, or a little more: weights, gradients, moments, master weights, kept
-// activations, and the largest of what a layer's backward and the head need for a while.
-std::size_t gpu_training_bytes(const ModelConfig& config, const TrainOptions& options);
+// activations, and the largest of what a layer's backward and the head need for a while. With ranks: of one of them.
+std::size_t gpu_training_bytes(const ModelConfig& config, const TrainOptions& options, const RankLayout& layout = {});
 
 // Where a run is to be: where it is asked for, else on a GPU if there is one and it has room.
 Device training_device(std::optional<Device> wanted, const ModelConfig& config, const TrainOptions& options);
 
 // Options of a like run that takes at most so many bytes: "recompute moe", or "batch-size 4, grad-accum 2" of the same
 // batch. Empty when there are none.
-std::string what_fits(const ModelConfig& config, const TrainOptions& options, std::size_t bytes);
+std::string what_fits(const ModelConfig& config, const TrainOptions& options, std::size_t bytes,
+                      const RankLayout& layout = {});
 
 // Throws, with what to do, for a run that the GPU has no room for.
-void check_gpu_memory(const ModelConfig& config, const TrainOptions& options);
+void check_gpu_memory(const ModelConfig& config, const TrainOptions& options, const RankLayout& layout = {});
 
 }  // namespace dsmoe::train

@@ -55,11 +55,20 @@ TrainingMemory rank_memory(const ModelConfig& config, DType dtype, const RankLay
   return m;
 }
 
+RowsToOthers rows_to_others(const MoeConfig& moe, const RankLayout& layout) {
+  const auto group = static_cast<double>(layout.expert_parallel);
+  const auto e = static_cast<double>(moe.routed_experts), k = static_cast<double>(moe.experts_per_token);
+  // That none of the K choices, all different, is among the experts of one rank.
+  double none = 1;
+  for (double i = 0; i < k; ++i) none *= std::max(0.0, e - e / group - i) / (e - i);
+  return {(group - 1) * (1 - none), k * (group - 1) / group};
+}
+
 RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayout& layout, Index tokens) {
   layout.check(config);
   const ModelSpec spec = spec_of(config);
   const Held trained = held(spec, layout, true);
-  const auto element = static_cast<double>(size_of(dtype)), group = static_cast<double>(layout.expert_parallel);
+  const auto element = static_cast<double>(size_of(dtype));
   RankTraffic t;
   // There as shares to be summed, and back as sums, or with ZeRO as weights.
   const auto summed = [&](Index numbers, Index ranks) {
@@ -74,14 +83,11 @@ RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayou
   for (const LayerSpec& layer : spec.layers) {
     const auto* const moe = std::get_if<MoeConfig>(&layer.feed_forward);
     if (moe == nullptr) continue;
-    const double e = static_cast<double>(moe->routed_experts), k = static_cast<double>(moe->experts_per_token);
-    // That none of the K choices, all different, is among the experts of one rank.
-    double none = 1;
-    for (double i = 0; i < k; ++i) none *= std::max(0.0, e - e / group - i) / (e - i);
-    const double ranks = (group - 1) * (1 - none), rows = k * (group - 1) / group;  // others, per token
+    const auto [ranks, rows] = rows_to_others(*moe, layout);
     const double width = static_cast<double>(spec.width);
-    const double there = 2 * ranks * width * element + rows * sizeof(TravellingRow);      // x and dy
-    const double back = 2 * (layout.partial_sums ? ranks : rows) * width * 4 + rows * 4;  // sums and dx, weights' gradients
+    const double there = 2 * ranks * width * element + rows * sizeof(TravellingRow);  // x and dy
+    const double number = layout.device == Device::kCuda && !layout.partial_sums ? element : 4;
+    const double back = 2 * (layout.partial_sums ? ranks : rows) * width * number + rows * 4;  // sums, dx; of the weights
     t.tokens += mine * (there + back);
   }
   return t;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dsmoe/model_config.h"
+#include "dsmoe/moe_config.h"
 #include "model/plan.h"
 
 namespace dsmoe::train {
@@ -9,6 +10,7 @@ namespace dsmoe::train {
 struct RankLayout {
   Index ranks = 1, expert_parallel = 1;
   bool zero = false, partial_sums = false;
+  Device device = Device::kCpu;  // GPUs send rows in the dtype of the weights
 
   void check(const ModelConfig& config) const;  // throws for what make_mesh() and the layers refuse
 };
@@ -24,5 +26,11 @@ struct RankTraffic {
   double total() const { return gradients + tokens; }
 };
 RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayout& layout, Index tokens);
+
+// Of one token, on average: how many other ranks it goes to, and how many of its rows come from there.
+struct RowsToOthers {
+  double tokens = 0, rows = 0;
+};
+RowsToOthers rows_to_others(const MoeConfig& moe, const RankLayout& layout);
 
 }  // namespace dsmoe::train

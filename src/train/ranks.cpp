@@ -1,16 +1,35 @@
 #include "train/ranks.h"
 
 #include <algorithm>
+#include <array>
 
 namespace dsmoe::train {
 
-double sum_of_losses(std::span<const double> token_losses, Index vocab) {
-  const auto at_a_time = static_cast<std::size_t>(head_tokens(Device::kCpu, vocab));
+namespace {
+
+// A GPU's threads each add up every so-manieth loss, and their sums are a tree (ops/cuda/cross_entropy.cu).
+double sum_on_gpu(std::span<const double> losses) {
+  std::array<double, 512> sums{};
+  for (std::size_t t = 0; t < losses.size(); ++t) sums[t % sums.size()] += losses[t];
+  for (std::size_t half = sums.size() / 2; half > 0; half /= 2)
+    for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+  return sums[0];
+}
+
+double sum_on_cpu(std::span<const double> losses) {
+  double sum = 0;
+  for (const double loss : losses) sum += loss;
+  return sum;
+}
+
+}  // namespace
+
+double sum_of_losses(std::span<const double> token_losses, Index vocab, Device device) {
+  const auto at_a_time = static_cast<std::size_t>(head_tokens(device, vocab));
   double all = 0;
   for (std::size_t first = 0; first < token_losses.size(); first += at_a_time) {
-    double sum = 0;
-    for (std::size_t t = first; t < std::min(token_losses.size(), first + at_a_time); ++t) sum += token_losses[t];
-    all += sum;
+    const auto some = token_losses.subspan(first, std::min(at_a_time, token_losses.size() - first));
+    all += device == Device::kCuda ? sum_on_gpu(some) : sum_on_cpu(some);
   }
   return all;
 }

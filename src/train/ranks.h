@@ -12,8 +12,9 @@
 
 namespace dsmoe::train {
 
-// The sum over the tokens of a pass as Transformer has it: by the tokens that the head takes at a time.
-double sum_of_losses(std::span<const double> token_losses, Index vocab);
+// The sum over the tokens of a pass as Transformer has it on such a device: by the tokens that the head takes at a time,
+// and among those in the order of ops::cross_entropy().
+double sum_of_losses(std::span<const double> token_losses, Index vocab, Device device);
 
 // What a rank knows of its part of a step, and then the step of all ranks.
 struct StepSums {

@@ -7,6 +7,7 @@
 #include "core/fail.h"
 #include "core/timeline.h"
 #include "ops/elementwise.h"
+#include "train/tensor_sums.h"
 
 namespace dsmoe::train {
 
@@ -42,6 +43,7 @@ Tensor TrainedTensors::part(const Tensor& t, Index first, Index count) {
 }
 
 void TrainedTensors::add(Context& ctx, std::vector<Entry> entries) {
+  ctx_ = &ctx;
   std::vector<std::vector<Entry>> by_tensor;
   std::vector<const void*> known;
   for (Entry& e : entries) {
@@ -114,32 +116,16 @@ std::size_t TrainedTensors::bytes() const {
   return bytes;
 }
 
-// Small gradients travel together. Sums are per number, so it makes no difference to them.
 void TrainedTensors::reduce_gradients() {
   if (!mesh_) return;
-  constexpr Index kLarge = 1 << 18;
   for (const bool spread : {false, true}) {
-    parallel::Comm& comm = group(spread);
-    if (comm.alone()) continue;
-    std::vector<float> together;
-    std::vector<Tensor> parts;
-    for (auto& [gradient, is_spread] : summed_) {
-      if (is_spread != spread) continue;
-      if (zero_) {
-        comm.reduce_scatter(gradient.span<float>());
-      } else if (gradient.numel() >= kLarge) {
-        comm.all_reduce(gradient.span<float>());
-      } else {
-        parts.push_back(gradient);
-        const std::span<const float> numbers = std::as_const(gradient).span<float>();
-        together.insert(together.end(), numbers.begin(), numbers.end());
-      }
-    }
-    comm.all_reduce(std::span(together));
-    const float* from = together.data();
-    for (Tensor& t : parts) {
-      std::copy_n(from, t.numel(), t.data<float>());
-      from += t.numel();
+    std::vector<Tensor> some;
+    for (const auto& [gradient, is_spread] : summed_)
+      if (is_spread == spread) some.push_back(gradient);
+    if (!zero_) {
+      all_reduce(*ctx_, group(spread), some);
+    } else {
+      for (const Tensor& gradient : some) reduce_scatter(*ctx_, group(spread), gradient);
     }
   }
 }
@@ -153,13 +139,14 @@ Tensor TrainedTensors::gradient_square(Context& ctx) const {
     for (std::size_t i = 0; i < pieces_.size(); ++i)
       if (piece_spread_[i] == spread) some.push_back(pieces_[i]);
     double& sum = sums[spread ? 1 : 0];
-    sum = ops::gradient_square(ctx, some).data<double>()[0];
+    const Tensor square = ctx.fetch(ops::gradient_square(ctx, some));
+    sum = square.data<double>()[0];
     if (zero_) group(spread).all_reduce(std::span(&sum, 1));
     if (spread) mesh_->experts->all_reduce(std::span(&sum, 1));
   }
-  Tensor all = ctx.empty(DType::kF64, {1});
+  Tensor all(DType::kF64, {1});
   all.data<double>()[0] = sums[0] + sums[1];
-  return all;
+  return ctx.place(all);
 }
 
 void TrainedTensors::step(Context& ctx, const ops::AdamOptions& options, Index stage) {
@@ -176,32 +163,24 @@ void TrainedTensors::step(Context& ctx, const ops::AdamOptions& options) {
     for (Tensor& g : unused_) ctx.fill_zero(g);
   if (!zero_) return;
   for (const Storage& s : storages_)
-    for (const Slice& slice : s.slices) {
-      Tensor run = part(s.weight, slice.run.first, slice.run.count);
-      if (s.rounded)
-        group(slice.run.spread)
-            .all_gather_shares(
-                std::span(static_cast<std::uint16_t*>(run.raw_mutable()), static_cast<std::size_t>(run.numel())));
-      else
-        group(slice.run.spread).all_gather_shares(run.span<float>());
-    }
+    for (const Slice& slice : s.slices)
+      all_gather_shares(ctx, group(slice.run.spread), part(s.weight, slice.run.first, slice.run.count));
 }
 
 // A tensor in the shape of the weight from the slices of all ranks.
 Tensor TrainedTensors::whole(const Storage& s, const Tensor& slices) const {
   if (!zero_) return slices;
-  Tensor all = Tensor::zeros(DType::kF32, s.weight.shape());
+  const Tensor all = ctx_->zeros(DType::kF32, s.weight.shape());
   for (const Slice& slice : s.slices) {
-    std::copy_n(slices.data<float>() + slice.at, slice.count, all.data<float>() + slice.first);
-    Tensor run = part(all, slice.run.first, slice.run.count);
-    group(slice.run.spread).all_gather_shares(run.span<float>());
+    copy(*ctx_, slices.rows(slice.at, slice.at + slice.count), part(all, slice.first, slice.count));
+    all_gather_shares(*ctx_, group(slice.run.spread), part(all, slice.run.first, slice.run.count));
   }
   return all;
 }
 
-void TrainedTensors::keep_slices(const Storage& s, const Tensor& whole, Tensor& slices) const {
+void TrainedTensors::keep_slices(const Storage& s, const Tensor& whole, const Tensor& slices) const {
   for (const Slice& slice : s.slices)
-    std::copy_n(whole.data<float>() + slice.first, slice.count, slices.data<float>() + slice.at);
+    copy(*ctx_, part(whole, slice.first, slice.count), slices.rows(slice.at, slice.at + slice.count));
 }
 
 void TrainedTensors::each_state(const StateVisitor& fn, bool changes) const {
@@ -218,10 +197,9 @@ void TrainedTensors::each_state(const StateVisitor& fn, bool changes) const {
       fn("v." + state.name, state.place.on(v), state.spread);
     }
     if (!changes || !zero_) continue;
-    Tensor kept_master = s.master, kept_m = s.m, kept_v = s.v;
-    if (s.rounded) keep_slices(s, master, kept_master);
-    keep_slices(s, m, kept_m);
-    keep_slices(s, v, kept_v);
+    if (s.rounded) keep_slices(s, master, s.master);
+    keep_slices(s, m, s.m);
+    keep_slices(s, v, s.v);
   }
 }
 

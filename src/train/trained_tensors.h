@@ -82,10 +82,11 @@ class TrainedTensors {
   void add_tensor(Context& ctx, const std::vector<Entry>& entries);
   parallel::Comm& group(bool spread) const { return spread ? *mesh_->data : *mesh_->world; }
   Tensor whole(const Storage& s, const Tensor& slices) const;
-  void keep_slices(const Storage& s, const Tensor& whole, Tensor& slices) const;
+  void keep_slices(const Storage& s, const Tensor& whole, const Tensor& slices) const;
 
   std::shared_ptr<const parallel::Mesh> mesh_;
   bool zero_ = false;
+  Context* ctx_ = nullptr;  // of add()
   std::vector<Storage> storages_;
   std::vector<State> states_;
   std::vector<ops::AdamTensor> pieces_;  // whole tensors, or the trained parts of one

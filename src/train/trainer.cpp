@@ -14,13 +14,13 @@ namespace dsmoe::train {
 
 namespace {
 
-ModelConfig checked(const Context& ctx, ModelConfig config, const TrainOptions& options) {
+ModelConfig checked(const Context& ctx, ModelConfig config, const TrainOptions& options, const RankLayout& layout) {
   if (config.attention_dropout > 0)
     fail(ErrorCode::kUnsupported, "attention_dropout is {}; training has no dropout, write 0 in config.json",
          config.attention_dropout);
   config.validate();
   options.validate();
-  if (ctx.device() == Device::kCuda) check_gpu_memory(config, options);
+  if (ctx.device() == Device::kCuda) check_gpu_memory(config, options, layout);
   return config;
 }
 
@@ -82,6 +82,10 @@ ExpertShare share_of(const parallel::Mesh* mesh) {
   return mesh ? ExpertShare{mesh->experts->rank(), mesh->experts->size()} : ExpertShare{};
 }
 
+RankLayout layout_of(const parallel::Mesh* mesh, bool zero) {
+  return mesh ? RankLayout{mesh->world->size(), mesh->experts->size(), zero, mesh->partial_sums} : RankLayout{};
+}
+
 }  // namespace
 
 Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const TrainOptions& options,
@@ -91,13 +95,12 @@ Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const T
       mesh_(mesh && !mesh->alone() ? std::move(mesh) : nullptr),
       overwrites_(ctx.device() == Device::kCuda),
       schedule_(options.lr_schedule),
-      model_{checked(ctx, config, options), owned_copy(config, weights, options.dtype, ctx.device(), share_of(mesh_.get())),
-             mesh_},
+      model_{checked(ctx, config, options, layout_of(mesh_.get(), zero)),
+             owned_copy(config, weights, options.dtype, ctx.device(), share_of(mesh_.get())), mesh_},
       grads_(zero_gradients(config, ctx.device(), share_of(mesh_.get()))),
       trained_(mesh_, zero),
-      runs_ahead_(ctx.device() == Device::kCuda && options.lora_rank == 0 && options.bias_update_speed == 0),
+      runs_ahead_(ctx.device() == Device::kCuda && !mesh_ && options.lora_rank == 0 && options.bias_update_speed == 0),
       scale_(ctx.zeros(DType::kF64, {1})) {
-  require(!mesh_ || ctx.backend() == Backend::kCpu, "several ranks train on CPUs alone so far; use device cpu");
   require(options.bias_update_speed == 0 || config.selection_bias(),
           "bias-update-speed is {}, but the model has no selection bias (topk_method \"noaux_tc\" in config.json)",
           options.bias_update_speed);
@@ -149,16 +152,14 @@ void Trainer::launch_passes(Flight& flight) {
   require(sums.targets > 0, "step {}: none of the {} tokens has a target", flight.step, sums.tokens);
   for (std::size_t i = 0; i < flight.passes.size(); ++i) {
     const Batch& b = flight.passes[i];
-    Tensor losses = mesh_ ? Tensor(DType::kF64, {static_cast<Index>(b.ids.size())}) : Tensor();
+    Tensor losses = mesh_ ? ctx_.empty(DType::kF64, {static_cast<Index>(b.ids.size())}) : Tensor();
     const TrainingPass pass{.loss_scale = static_cast<float>(1.0 / static_cast<double>(sums.targets)),
                             .aux_scale = static_cast<float>(1.0 / static_cast<double>(flight.passes.size())),
                             .recompute = options_.recompute,
                             .add_grads = !overwrites_ || i > 0,
                             .token_losses = mesh_ ? &losses : nullptr};
     model_.loss_and_gradients(ctx_, b.ids, b.targets, b.length, pass, grads_, flight.losses[i]);
-    if (mesh_)
-      sums.pass_losses.push_back(
-          sum_of_losses(mesh_->world->all_gather(std::as_const(losses).span<double>()), model_.config().vocab_size));
+    if (mesh_) sums.pass_losses.push_back(sum_of_all(losses, b.sequences * b.length).first);
   }
 }
 
@@ -349,11 +350,18 @@ std::pair<double, std::vector<float>> Trainer::losses_of(const Dataset& data, co
     return {r.loss_sum, {values.begin(), values.end()}};
   }
   const RankBatch mine = batch_of_rank(*mesh_->world, data, first, b.sequences);
-  Tensor each(DType::kF64, {static_cast<Index>(mine.batch.ids.size())});
+  Tensor each = ctx_.empty(DType::kF64, {static_cast<Index>(mine.batch.ids.size())});
   static_cast<void>(model_.losses(ctx_, mine.batch.ids, mine.batch.targets, mine.batch.length, each));
-  const std::vector<double> losses =
-      mesh_->world->all_gather(std::as_const(each).span<double>().first(static_cast<std::size_t>(mine.counted)));
-  return {sum_of_losses(losses, model_.config().vocab_size), {losses.begin(), losses.end()}};
+  const auto [sum, losses] = sum_of_all(each, mine.counted);
+  return {sum, {losses.begin(), losses.end()}};
+}
+
+// Of the losses of the first `count` tokens here and those of the other ranks; and all of them.
+std::pair<double, std::vector<double>> Trainer::sum_of_all(const Tensor& losses, Index count) const {
+  const Tensor here = ctx_.fetch(losses);
+  std::vector<double> all = mesh_->world->all_gather(here.span<double>().first(static_cast<std::size_t>(count)));
+  const double sum = sum_of_losses(all, model_.config().vocab_size, ctx_.device());
+  return {sum, std::move(all)};
 }
 
 Index Trainer::trained_parameters() const { return trained_parameters_; }

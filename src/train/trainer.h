@@ -72,6 +72,7 @@ class Trainer {
   };
 
   std::pair<double, std::vector<float>> losses_of(const Dataset& data, const Batch& batch, Index first) const;
+  std::pair<double, std::vector<double>> sum_of_all(const Tensor& losses, Index count) const;
   std::unique_ptr<Flight> flight_of(std::span<const Batch> passes);
   void launch_passes(Flight& flight);
   void settle_losses(Flight& flight);

@@ -107,7 +107,7 @@ void Trainer::write_state(const std::filesystem::path& folder) const {
     each_state([&](const std::string&, const TensorView& v, bool spread) {
       if (!spread || !first_group) return;
       if (trained_.sharded())
-        held.push_back(v.dense());
+        held.push_back(v.fetched());
       else
         mesh_->world->send(bytes_in(v.fetched()), 0);
     });

@@ -63,6 +63,21 @@ TEST(PlanCommand, ManyRanks) {
   EXPECT_EQ(ranks["expert_parallel"], 8);
   EXPECT_LT(ranks["bf16"]["memory"]["total"], plan["memory"]["training"]["bf16"]["total"].get<double>() / 8);
   EXPECT_GT(ranks["bf16"]["bytes_sent_per_step"]["tokens"], 0);
+  EXPECT_FALSE(ranks.contains("on_cards"));
+  for (const char* w : {"--device", "h200", "--link", "50GB/s", "--efficiency", "0.5"}) with_json.push_back(w);
+  const auto on_cards = run_program(with_json).json()["training_by_ranks"]["on_cards"];
+  EXPECT_EQ(on_cards["link"], 50e9);
+  EXPECT_GT(on_cards["step_seconds"]["share_of_peak"], 0.05);
+  EXPECT_LT(on_cards["step_seconds"]["share_of_peak"], 0.5);
+  EXPECT_LE(on_cards["best_layout"]["memory"], 141e9);
+  with_json.erase(with_json.begin() + static_cast<std::ptrdiff_t>(words.size()));  // as text
+  const ProgramResult table = run_program(with_json);
+  EXPECT_TRUE(table.out_has("A step on 64 x h200 at best") && table.out_has("share of the cards' peak")) << table.out;
+  EXPECT_TRUE(fails(
+      run_program({"plan", "--preset", "tiny", "--ranks", "2", "--batch-size", "2", "--device", "h100", "--link", "fast"}),
+      2, {"--link is a speed"}));
+  EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "--ranks", "2", "--device", "h100", "--link", "1GB/s"}), 1,
+                    {"needs a batch-size"}));
   EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "--ranks", "4", "--expert-parallel", "3"}), 1,
                     {"expert-parallel is 3, but there are 4 ranks"}));
   EXPECT_TRUE(fails(run_program({"plan", "-N", "16", "-K", "2", "--ranks", "4"}), 2, {"--ranks needs a whole model"}));

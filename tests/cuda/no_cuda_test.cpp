@@ -46,7 +46,7 @@ TEST(NoCuda, OpsNameTheOption) {
   Experts grads = Experts::zeros(3, 4, 8, DType::kF32);
   Tensor dgate = Tensor::zeros(DType::kF32, {2, 8});
   EXPECT_TRUE(names_the_option([&] { ops::cuda::gate(ctx, config, x, w.gate, w.gate_bias, 1, true); }));
-  EXPECT_TRUE(names_the_option([&] { ops::cuda::balance_losses(ctx, config, chosen, 3); }));
+  EXPECT_TRUE(names_the_option([&] { ops::cuda::balance_losses(ctx, config, chosen, 3, nullptr); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::gate_backward(ctx, config, x, w.gate, {chosen, plan, x}, dgate); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::experts_gate_up(ctx, w.experts, plan, x, nullptr); }));
   EXPECT_TRUE(names_the_option([&] { ops::cuda::experts_down_combine(ctx, w.experts, plan, x); }));

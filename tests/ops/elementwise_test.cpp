@@ -54,6 +54,22 @@ TEST(OpsElementwise, BiasAndItsGradient) {
   }
 }
 
+// In the order of the parts: in another one, the 1 would be lost beside 2^30.
+TEST(OpsElementwise, AddsUpInOrder) {
+  Tensor parts(DType::kF32, {3, 2});
+  const float numbers[] = {0x1p30f, 1, -0x1p30f, 2, 1, 4};
+  std::copy(std::begin(numbers), std::end(numbers), parts.data<float>());
+  for (const Backend backend : {Backend::kCpu, Backend::kRef}) {
+    Context ctx(1, backend);
+    Tensor sum(DType::kF32, {2});
+    ops::add_up(ctx, parts, sum);
+    EXPECT_EQ(sum.data<float>()[0], 1);
+    EXPECT_EQ(sum.data<float>()[1], 7);
+    Tensor short_one(DType::kF32, {1});
+    EXPECT_TRUE(testing::throws_error([&] { ops::add_up(ctx, parts, short_one); }, {"[add_up]", "[3, 2]"}));
+  }
+}
+
 TEST(OpsElementwise, RefusesWhatDoesNotFit) {
   Context ctx(1);
   Tensor a = random_tensor(DType::kF32, {2, 3}, 1), b = random_tensor(DType::kF32, {3, 2}, 1), c(DType::kBF16, {2, 3});

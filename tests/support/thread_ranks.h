@@ -60,6 +60,7 @@ class ThreadComm : public parallel::Comm {
     std::vector<parallel::Bytes> from_;
   };
 
+  using Comm::start_exchange;
   ThreadComm(std::shared_ptr<Mail> mail, int group, int rank, int size)
       : Comm(rank, size), mail_(std::move(mail)), group_(group) {}
 

@@ -2,17 +2,17 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <mutex>
 #include <optional>
 
-#include "formats/model_source.h"
 #include "support/expect_error.h"
+#include "support/random_tensor.h"
 #include "support/thread_ranks.h"
 #include "support/tolerance.h"
 #include "train/loop.h"
+#include "train/rank_task.h"
 #include "train/run_folder.h"
-#include "train/support.h"
+#include "train/tensor_sums.h"
 
 namespace dsmoe::train {
 namespace {
@@ -22,79 +22,13 @@ using parallel::Comm;
 using parallel::Mesh;
 using testing::run_ranks;
 
-struct Layout {
-  int ranks = 1;
-  Index group = 1;
-  bool zero = false;
-  bool partial = false;
-};
-
-struct Trained {
-  std::vector<StepResult> steps;
-  std::vector<Evaluation> evaluations;
-  std::size_t state_bytes = 0;  // of the first rank
-};
-
-struct Task {
-  ModelConfig config = small_config();
-  TrainOptions options = small_options();
-  Index steps = 4;
-  bool reversed = false;  // the sequences of a batch in the other order: the same sums, added differently
-  std::filesystem::path from = {}, to = {};  // checkpoints
-};
-
-// The batch of a step, from the last sequence to the first.
-class Reversed : public Walks {
- public:
-  explicit Reversed(Index size) : size_(size) {}
-  Batch batch(Index first, Index count) const override {
-    Batch all{.sequences = count, .length = 16};
-    for (Index i = first; i < first + count; ++i) {
-      const Batch one = Walks::batch(i / size_ * size_ + (size_ - 1 - i % size_), 1);
-      all.ids.insert(all.ids.end(), one.ids.begin(), one.ids.end());
-      all.targets.insert(all.targets.end(), one.targets.begin(), one.targets.end());
-      all.labels.insert(all.labels.end(), one.labels.begin(), one.labels.end());
-    }
-    return all;
-  }
-
- private:
-  Index size_;
-};
-
 Trained train(const Task& task, const Layout& layout) {
   Trained run;
-  const Walks walks;
-  const Reversed reversed(task.options.batch_size);
-  const Dataset& data = task.reversed ? static_cast<const Dataset&>(reversed) : walks;
   run_ranks(layout.ranks, [&](const std::shared_ptr<Comm>& world) {
     Context ctx(1);
-    std::shared_ptr<Mesh> mesh;
-    if (layout.ranks > 1) {
-      mesh = std::make_shared<Mesh>(parallel::make_mesh(world, layout.group));
-      mesh->partial_sums = layout.partial;
-    }
-    const ModelConfig& c = task.config;
-    Trainer trainer(
-        ctx, c,
-        task.from.empty() ? random_weights(c, 1, task.options.dtype, ctx) : load_weights(task.from, c, task.options.dtype),
-        task.options, mesh, layout.zero);
-    if (!task.from.empty()) trainer.load_state(task.from);
-    const Index size = task.options.batch_size, passes = task.options.grad_accum;
-    for (Index step = trainer.steps_done(); step < task.steps; ++step) {
-      std::vector<Batch> mine;
-      const Comm::Range share = world->share(size);
-      for (Index p = 0; p < passes; ++p)
-        mine.push_back(data.batch((step * passes + p) * size + share.first, share.count()));
-      const StepResult r = trainer.step(mine);
-      if (world->rank() == 0) run.steps.push_back(r);
-    }
-    const Evaluation e = trainer.evaluate(walks, size + 1);  // the last batch has one sequence, for all ranks
-    if (!task.to.empty()) {
-      if (world->rank() == 0) std::filesystem::create_directories(task.to);
-      trainer.save(task.to);
-    }
-    if (world->rank() == 0) run.evaluations.push_back(e), run.state_bytes = trainer.state_bytes();
+    Trained mine;
+    train_as_rank(ctx, world, task, layout, mine);
+    if (world->rank() == 0) run = std::move(mine);
   });
   return run;
 }
@@ -108,43 +42,12 @@ void expect_same(const Trained& a, const Trained& b) {
   EXPECT_EQ(a.evaluations[0].loss, b.evaluations[0].loss);
 }
 
-// The first loss has the bits of one rank, as has an evaluation of the same weights. What follows differs as much as
-// another order of the same sums makes a difference on one rank: 16 times what the reversed batches do there, and where
-// those happen to agree, what the dtype can tell apart.
-void expect_the_training_of_one(const Task& task, const Layout& layout, const Trained& one, const Trained& other_order) {
-  const Trained got = train(task, layout);
-  ASSERT_EQ(got.steps.size(), one.steps.size());
-  EXPECT_EQ(got.steps[0].loss, one.steps[0].loss);
-  EXPECT_EQ(got.steps[0].tokens, one.steps[0].tokens);
-  EXPECT_EQ(got.steps[0].load_max, one.steps[0].load_max);
-  EXPECT_NEAR(got.steps[0].balance.total(), one.steps[0].balance.total(), 1e-12);
-  double apart = task.options.dtype == DType::kBF16 ? 4e-3 : 1e-6, worst = 0;
-  for (std::size_t i = 0; i < one.steps.size(); ++i) {
-    apart = std::max(apart, std::abs(other_order.steps[i].loss - one.steps[i].loss));
-    worst = std::max(worst, std::abs(got.steps[i].loss - one.steps[i].loss));
-  }
-  const double token = 0.1 / static_cast<double>(one.steps[0].tokens);
-  EXPECT_LE(worst, 16 * apart + token) << layout.ranks << " ranks, groups of " << layout.group;
-  const double limit = 16 * std::max(apart, std::abs(other_order.evaluations[0].loss - one.evaluations[0].loss)) + token;
-  EXPECT_NEAR(got.evaluations[0].loss, one.evaluations[0].loss, limit);
-  EXPECT_EQ(got.evaluations[0].tokens, one.evaluations[0].tokens);
-  EXPECT_EQ(got.evaluations[0].domains.size(), one.evaluations[0].domains.size());
-}
-
 void check(Task task, const std::vector<Layout>& layouts) {
   const Trained one = train(task, {});
   task.reversed = true;
   const Trained other_order = train(task, {});
   task.reversed = false;
-  for (const Layout& layout : layouts) expect_the_training_of_one(task, layout, one, other_order);
-}
-
-ModelConfig with_balance(bool batch) {
-  ModelConfig c = small_config();
-  c.aux_loss_alpha = 0.05, c.seq_aux = !batch;
-  c.device_aux_loss_alpha = batch ? 0.05 : 0, c.aux_loss_devices = 4;
-  c.router_z_loss_alpha = 0.01;
-  return c;
+  for (const Layout& layout : layouts) expect_the_training_of_one(task, layout, one, other_order, train(task, layout));
 }
 
 const std::vector<Layout> kLayouts = {{2, 1}, {2, 2}, {3, 3}, {4, 2}, {4, 4, true}, {4, 1, true}};
@@ -270,6 +173,28 @@ TEST(TrainRanks, ZeroTakesLessMemory) {
   EXPECT_NEAR(static_cast<double>(sharded) / static_cast<double>(whole),
               (weights_and_gradients + moments_and_master / 4.0) / (weights_and_gradients + moments_and_master), 0.01);
   EXPECT_LT(train(task, {4, 4}).state_bytes, whole * 2 / 3);  // of the experts it has a quarter
+}
+
+// Tensors of any sizes, small ones together, are what Comm makes of each alone.
+TEST(TrainRanks, SumsOfTensors) {
+  run_ranks(3, [](const std::shared_ptr<Comm>& world) {
+    Context ctx(1);
+    const auto seed = static_cast<std::uint64_t>(world->rank() + 1);
+    std::vector<Tensor> tensors, alone;
+    for (const Index n : {5, 1, 1 << 18, 77}) {
+      tensors.push_back(dsmoe::test::random_tensor(DType::kF32, {n}, seed));
+      alone.push_back(tensors.back().clone());
+      world->all_reduce(alone.back().span<float>());
+    }
+    all_reduce(ctx, *world, tensors);
+    for (std::size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(dsmoe::test::same_bits(tensors[i], alone[i])) << i;
+    const Tensor part = dsmoe::test::random_tensor(DType::kF32, {7, 11}, seed);
+    Tensor whole = part.clone();
+    reduce_scatter(ctx, *world, part);
+    all_gather_shares(ctx, *world, part);
+    world->all_reduce(whole.span<float>());
+    EXPECT_TRUE(dsmoe::test::same_bits(part, whole));
+  });
 }
 
 TEST(TrainRanks, ANumberThatIsNotFinite) {

@@ -20,6 +20,8 @@ struct Args {
   float* partial;  // [sequences, slices, 2, E]: counts, sums of scores
   float* counts;   // [sequences + 2, E]
   double* loss;
+  const float* whole;  // [E] counts of a whole batch of which these are some tokens; null: they are all
+  float all_tokens, all_sequences;
   int experts, chosen, sequences, length, slices, devices;
   float seq_alpha, batch_alpha, device_alpha;
 };
@@ -81,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
   const int experts = args.experts;
-  const float tokens = static_cast<float>(args.length) * static_cast<float>(args.sequences);
+  const float tokens = args.all_tokens;
   float* total = args.counts + static_cast<std::size_t>(args.sequences) * experts;
   float* device_mean = total + experts;
   // f_i = E / (K T) * count_i
@@ -111,6 +113,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
       all_count += count;
       all_sum += sum;
     }
+    if (args.whole) all_count = args.whole[e];
     total[e] = all_count;
     batch += all_count * frequency / tokens * (all_sum / tokens);
     device_mean[e] = all_sum;  // for the moment
@@ -133,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   batch = block_sum(batch, scratch);
   device = block_sum(device, scratch);
   if (threadIdx.x == 0 && args.loss) {
-    args.loss[0] = args.seq_alpha * seq / args.sequences;
+    args.loss[0] = args.seq_alpha * seq / args.all_sequences;
     args.loss[1] = args.batch_alpha * batch;
     args.loss[2] = args.device_alpha * device;
     args.loss[3] = 0;
@@ -155,6 +158,8 @@ void balance(const MoeConfig& c, const BalanceInput& in, float* scratch, double*
   args.chosen = static_cast<int>(c.experts_per_token);
   args.length = static_cast<int>(in.sequence_length);
   args.sequences = static_cast<int>(in.tokens / in.sequence_length);
+  args.whole = in.whole_counts;
+  args.all_tokens = static_cast<float>(in.all_tokens()), args.all_sequences = static_cast<float>(in.all_sequences());
   args.slices = (args.length + kSlice - 1) / kSlice;
   args.devices = static_cast<int>(c.devices);
   args.seq_alpha = c.seq_balance_alpha;

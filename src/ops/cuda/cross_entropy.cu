@@ -217,7 +217,8 @@ Tensor cross_entropy(Context& ctx, const Tensor& logits, const Tensor& targets, 
   if (rows == 0) return result;
   const Tensor placed = ctx.place(targets);
   const auto* const target = static_cast<const std::int32_t*>(placed.raw());
-  Tensor losses = ctx.empty(DType::kF64, {rows});
+  const bool exact = token_losses && token_losses->dtype() == DType::kF64;
+  Tensor losses = exact ? *token_losses : ctx.empty(DType::kF64, {rows});
   auto* const loss = static_cast<double*>(losses.raw_mutable());
   const Rows r{static_cast<const float*>(logits.raw()), target,          static_cast<int>(logits.dim(1)), loss, scale,
                fault_of(FaultCode::kNoSuchToken, -1),   ctx.fault_word()};
@@ -227,7 +228,7 @@ Tensor cross_entropy(Context& ctx, const Tensor& logits, const Tensor& targets, 
     run(ctx, r, rows, static_cast<void*>(nullptr));
   gpu::launch(add_up_kernel, 1, kThreads, 0, ctx.stream(), loss, target, static_cast<int>(rows),
               fault_of(FaultCode::kLossNotFinite, -1), ctx.fault_word(),
-              token_losses ? static_cast<float*>(token_losses->raw_mutable()) : nullptr,
+              token_losses && !exact ? static_cast<float*>(token_losses->raw_mutable()) : nullptr,
               static_cast<double*>(result.raw_mutable()));
   return result;
 }

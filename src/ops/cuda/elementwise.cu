@@ -1,5 +1,6 @@
 // Sums and conversions of whole tensors: every number is rounded once, as on the CPU.
 #include "ops/attention.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/numbers.cuh"
 #include "ops/cuda/ptx.cuh"
@@ -153,6 +154,13 @@ void add_bias(Context& ctx, const Tensor& bias, Tensor& y) {
 
 void scale(Context& ctx, float factor, Tensor& x) {
   each(ctx, 1, x.numel(), Scale{factor, static_cast<float*>(x.raw_mutable()), x.numel()});
+}
+
+void add_up(Context& ctx, const Tensor& parts, Tensor& to) {
+  const auto size = static_cast<std::size_t>(to.numel());
+  if (size == 0) return;
+  gpu::add_slices(static_cast<const float*>(parts.raw()), static_cast<int>(parts.dim(0)), size, size, DType::kF32,
+                  to.raw_mutable(), /*accumulate=*/false, ctx.stream());
 }
 
 void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache) {

@@ -1,7 +1,5 @@
 // The experts' grouped products on a GPU. Scratch memory comes from the Context and is released when an op returns, so that
 // the next op's takes its place: at any time there is one large buffer of rows of width D.
-#include "ops/experts.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -12,6 +10,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/packed.h"
 #include "ops/cuda/portable.h"
+#include "ops/expert_rows.h"
 #include "ops/linear.h"
 #include "ops/shared_gate.h"
 
@@ -270,6 +269,55 @@ Tensor experts_gate_up_backward(Context& ctx, const Experts& w, const Plan& plan
       gpu::portable::input_backward(l.step(), d.gate_up.raw(), w.gate_up().raw(), rows.raw_mutable());
   });
   return gate_dx;
+}
+
+// The same products with all rows left as they are (ops/expert_rows.h).
+namespace {
+
+// [R, D], but for the shared experts of a token one row where Hopper's product adds them up.
+Tensor down_rows(const Launch& l, const Experts& w, const Tensor& h) {
+  Tensor rows = l.ctx.empty(l.dtype, {l.sizes.rows, l.sizes.width});
+  if (l.sizes.tokens == 0) return rows;
+  if (l.hopper)
+    gpu::hopper::down(l.sizes, l.plan, in(h), in(w.down()), out(rows), 0, l.sizes.width, l.ctx.stream());
+  else
+    gpu::portable::down(l.step(), h.raw(), w.down().raw(), rows.raw_mutable());
+  return rows;
+}
+
+Tensor input_rows(const Launch& l, const Experts& w, const ExpertRowGrads& d) {
+  Tensor rows = l.ctx.empty(l.dtype, {l.sizes.rows, l.sizes.width});
+  if (l.sizes.tokens == 0) return rows;
+  if (l.hopper)
+    gpu::hopper::input_backward(l.sizes, l.plan, in(d.gate_up), in(w.gate_up()), out(rows), 0, l.sizes.width,
+                                l.ctx.stream());
+  else
+    gpu::portable::input_backward(l.step(), d.gate_up.raw(), w.gate_up().raw(), rows.raw_mutable());
+  return rows;
+}
+
+int shared_rows(const Launch& l) { return l.hopper ? std::min(l.sizes.shared, 1) : l.sizes.shared; }
+
+}  // namespace
+
+Tensor expert_rows(Context& ctx, const Experts& w, const Plan& plan, const Tensor& h) {
+  return gathered_rows(ctx, down_rows(Launch(ctx, "expert_rows", plan, w), w, h), plan.slot_row);
+}
+
+Tensor expert_row_grads(Context& ctx, const Experts& w, const Plan& plan, const ExpertRowGrads& d) {
+  return gathered_rows(ctx, input_rows(Launch(ctx, "expert_row_grads", plan, w), w, d), plan.slot_row);
+}
+
+Tensor shared_sums(Context& ctx, const Experts& w, const Plan& plan, const Tensor& h) {
+  const Launch l(ctx, "shared_sums", plan, w);
+  Tensor sums = ctx.zeros(DType::kF32, {plan.tokens, l.sizes.width});
+  add_rows_in_turn(ctx, shared_rows(l), down_rows(l, w, plan.weighs_shared ? weighed_rows(ctx, plan, h) : h), sums);
+  return sums;
+}
+
+void add_shared_grads(Context& ctx, const Experts& w, const Plan& plan, const ExpertRowGrads& d, Tensor& dx) {
+  const Launch l(ctx, "add_shared_grads", plan, w);
+  add_rows_in_turn(ctx, shared_rows(l), input_rows(l, w, d), dx);
 }
 
 }  // namespace dsmoe::ops::cuda

@@ -177,7 +177,7 @@ Gated gated(Context& ctx, const MoeConfig& c, const Chosen& chosen, Index shared
   Tensor counted = Tensor::zeros(DType::kI32, {chunks, experts});
   const std::int32_t* const expert = chosen.experts.data<std::int32_t>();
   for (Index i = 0; i < tokens * k; ++i) counted.data<std::int32_t>()[i / k / chunk * experts + expert[i]]++;
-  device::copy(counts.raw_mutable(), Device::kCuda, counted.raw(), Device::kCpu, counted.bytes(), ctx.stream());
+  device::upload(counts.raw_mutable(), counted.raw(), counted.bytes(), ctx.stream());
   const gpu::ChosenView view{out<std::int32_t>(g.chosen.experts), out<float>(g.chosen.weights), out<float>(g.chosen.scores),
                              ctx.fault_word(), fault_of(FaultCode::kScoresNotFinite, c.layer_index)};
   gpu::make_plan(gpu::sizes_of(g.plan, c.hidden_size, c.expert_size), view, in<std::int32_t>(counts), chunk,
@@ -185,30 +185,47 @@ Gated gated(Context& ctx, const MoeConfig& c, const Chosen& chosen, Index shared
   return g;
 }
 
-Plan plan_of_one(Context& ctx, Index tokens) {
-  require(tokens >= 0 && tokens < std::numeric_limits<std::int32_t>::max() / 2, "{} tokens are too many rows", tokens);
+Plan plan_of_shared(Context& ctx, Index tokens, Index shared) {
+  const Index rows = shared * tokens;
+  require(rows >= 0 && rows < std::numeric_limits<std::int32_t>::max() / 2, "{} tokens are too many rows", tokens);
   Plan p;
-  p.tokens = tokens, p.shared = 1;
-  allocate_together(ctx,
-                    {{&p.offset, DType::kI32, {2}}, {&p.token, DType::kI32, {tokens}}, {&p.weight, DType::kF32, {tokens}}});
+  p.tokens = tokens, p.shared = shared;
+  allocate_together(
+      ctx, {{&p.offset, DType::kI32, {shared + 1}}, {&p.token, DType::kI32, {rows}}, {&p.weight, DType::kF32, {rows}}});
   p.tiles.rows = gpu::dense_tile(tokens);
-  gpu::make_plan_of_one(static_cast<int>(tokens), gpu::view_of(p), ctx.stream());
+  gpu::make_plan_of_shared(static_cast<int>(tokens), static_cast<int>(shared), gpu::view_of(p), ctx.stream());
   return p;
 }
 
-Tensor balance_losses(Context& ctx, const MoeConfig& c, const Chosen& chosen, Index sequence_length) {
+namespace {
+
+// `counts`: where those of the whole batch are.
+gpu::BalanceInput balance_input(Context& ctx, const Chosen& chosen, Index length, const BatchLoad* whole, Tensor& counts) {
+  gpu::BalanceInput input{in<std::int32_t>(chosen.experts), in<float>(chosen.scores), chosen.scores.dim(0), length};
+  if (whole == nullptr) return input;
+  const std::vector<float> load(whole->load.begin(), whole->load.end());
+  counts = ctx.place(Tensor::view_of(std::span(load)));
+  input.whole_counts = in<float>(counts), input.whole_tokens = whole->tokens, input.whole_sequences = whole->sequences;
+  return input;
+}
+
+}  // namespace
+
+Tensor balance_losses(Context& ctx, const MoeConfig& c, const Chosen& chosen, Index sequence_length,
+                      const BatchLoad* whole) {
   const Index tokens = chosen.scores.dim(0), length = length_of(tokens, sequence_length);
   const bool balance = has_balance_loss(c), router_z = c.router_z_alpha > 0;
   if (tokens == 0 || !(balance || router_z)) return ctx.zeros(DType::kF64, {4});
   Tensor losses = balance ? ctx.empty(DType::kF64, {4}) : ctx.zeros(DType::kF64, {4});
   if (balance) {
     Tensor scratch = ctx.empty(DType::kF32, {static_cast<Index>(gpu::balance_floats(c, tokens, length))});
-    gpu::balance(c, {in<std::int32_t>(chosen.experts), in<float>(chosen.scores), tokens, length}, out<float>(scratch),
-                 out<double>(losses), ctx.stream());
+    Tensor counts;
+    gpu::balance(c, balance_input(ctx, chosen, length, whole, counts), out<float>(scratch), out<double>(losses),
+                 ctx.stream());
   }
   if (router_z)
-    gpu::router_z_loss(in<float>(chosen.lse), static_cast<int>(tokens), c.router_z_alpha, out<double>(losses) + 3,
-                       ctx.stream());
+    gpu::router_z_loss(in<float>(chosen.lse), static_cast<int>(tokens), static_cast<int>(whole ? whole->tokens : tokens),
+                       c.router_z_alpha, out<double>(losses) + 3, ctx.stream());
   return losses;
 }
 
@@ -258,7 +275,8 @@ Tensor gate_backward(Context& ctx, const MoeConfig& c, const Tensor& x, const Te
       c.routed_experts, gpu::gate_slices(tokens));
 
   gpu::ScoresBackward scores{};
-  scores.chosen = {in<std::int32_t>(args.chosen.experts), in<float>(args.chosen.scores), tokens, length};
+  Tensor whole_counts;
+  scores.chosen = balance_input(ctx, args.chosen, length, args.whole, whole_counts);
   scores.slot_row = in<std::int32_t>(args.plan.slot_row);
   scores.weight_grad = in<float>(args.row_weight_grads);
   scores.parts = static_cast<int>(args.row_weight_grads.dim(1));
@@ -277,8 +295,8 @@ Tensor gate_backward(Context& ctx, const MoeConfig& c, const Tensor& x, const Te
   if (c.router_z_alpha > 0 && args.aux_scale != 0)
     gpu::router_z_backward(in<float>(args.chosen.lse), in<float>(args.chosen.scores), static_cast<int>(tokens),
                            static_cast<int>(c.routed_experts),
-                           2 * args.aux_scale * c.router_z_alpha / static_cast<float>(tokens), args.aux_scale_factor,
-                           slopes, ctx.stream());
+                           2 * args.aux_scale * c.router_z_alpha / static_cast<float>(scores.chosen.all_tokens()),
+                           args.aux_scale_factor, slopes, ctx.stream());
   products_backward(ctx, c, x, weight, dlogits, hopper, path != Path::kPlain, dx, dweight, args.accumulate);
   return dx;
 }

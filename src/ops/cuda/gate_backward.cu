@@ -195,7 +195,7 @@ void gate_scores_backward(const MoeConfig& c, const ScoresBackward& in, const Lo
   args.normalise = c.norm_topk_prob && args.chosen > 1;
   args.scale = c.routed_scaling_factor;
   const float frequency = in.balance_scale * static_cast<float>(args.experts) / static_cast<float>(args.chosen);
-  const float t = static_cast<float>(args.tokens), length = static_cast<float>(args.length);
+  const float t = static_cast<float>(in.chosen.all_tokens()), length = static_cast<float>(args.length);
   args.seq_factor = c.seq_balance_alpha * frequency / length / t;  // / L for f, / L / B for the means
   args.batch_factor = c.batch_balance_alpha * frequency / t / t;
   args.device_factor = c.device_balance_alpha * frequency / t / t;

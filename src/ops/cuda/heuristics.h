@@ -18,7 +18,7 @@ Path choose_linear_path(DType dtype, Index inner, Index columns, DType output);
 // Rows of one token tile of the Hopper kernels, at most.
 inline constexpr int kWideTile = 256, kMiddleTile = 128, kNarrowTile = 64, kTinyTile = 16;
 int token_tile(Index tokens, bool training);
-int dense_tile(Index tokens);  // of a dense layer
+int dense_tile(Index tokens);  // of a dense layer, or of shared experts: each has all tokens
 
 // The tiles of y = x · Wᵀ for more than kTinyTile rows of x and so many columns of y (rows of W): 64 x 64, 128 x 64, 128 x
 // 128 or 256 x 128.

@@ -37,8 +37,8 @@ void gate(const MoeConfig& config, const GateInput& in, bool mma, int chunk, con
 void make_plan(const Sizes& s, const ChosenView& chosen, const std::int32_t* counts, int chunk, const PlanView& plan,
                cudaStream_t stream);
 
-// The plan of one expert that has all tokens: offset, token and weight.
-void make_plan_of_one(int tokens, const PlanView& plan, cudaStream_t stream);
+// The plan of `shared` experts that have all tokens: offset, token and weight.
+void make_plan_of_shared(int tokens, int shared, const PlanView& plan, cudaStream_t stream);
 
 // in[T, D] as rows of the routed experts: out[token_sorted[t, k]] = in[t], zeros between the experts. `row_bytes`, of one
 // token, must be a multiple of 16.
@@ -64,6 +64,12 @@ struct BalanceInput {
   const std::int32_t* experts;  // [T, K]
   const float* scores;          // [T, E]
   Index tokens, sequence_length;
+  // Of a batch that other processes have parts of: its tokens that chose each expert [E], and its tokens and sequences.
+  const float* whole_counts = nullptr;  // null: these are all
+  Index whole_tokens = 0, whole_sequences = 0;
+
+  Index all_tokens() const { return whole_counts ? whole_tokens : tokens; }
+  Index all_sequences() const { return whole_counts ? whole_sequences : tokens / sequence_length; }
 };
 std::size_t balance_floats(const MoeConfig& config, Index tokens, Index sequence_length);
 void balance(const MoeConfig& config, const BalanceInput& in, float* scratch, double* loss, cudaStream_t stream);

@@ -6,6 +6,7 @@
 #include "ops/cuda/device.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
+#include "ops/expert_rows.h"
 #include "ops/experts.h"
 #include "ops/fill.h"
 #include "ops/gate.h"
@@ -78,7 +79,7 @@ void rms_norm(Context&, const Tensor&, const Tensor&, float, Tensor&) { not_buil
 void rope_angles(Context&, const Rope&, const Slices&, RopeAngles&) { not_built(); }
 void apply_rope(Context&, Tensor&, const RopeAngles&, bool) { not_built(); }
 Gated gated(Context&, const MoeConfig&, const Chosen&, Index, DType) { not_built(); }
-Plan plan_of_one(Context&, Index) { not_built(); }
+Plan plan_of_shared(Context&, Index, Index) { not_built(); }
 void add_rms_norm(Context&, const Tensor&, const Tensor&, const Tensor&, float, Tensor&, Tensor&) { not_built(); }
 void rotate_and_store(Context&, Tensor&, Tensor&, const Tensor&, const RopeAngles&, const Slices&, Tensor&, Tensor&) {
   not_built();
@@ -101,7 +102,7 @@ void weigh_shared_backward(Context&, const Tensor&, const Tensor&, const Plan&, 
                            Tensor&) {
   not_built();
 }
-Tensor balance_losses(Context&, const MoeConfig&, const Chosen&, Index) { not_built(); }
+Tensor balance_losses(Context&, const MoeConfig&, const Chosen&, Index, const BatchLoad*) { not_built(); }
 Tensor gate_backward(Context&, const MoeConfig&, const Tensor&, const Tensor&, const GateBackward&, Tensor&) {
   not_built();
 }
@@ -114,6 +115,13 @@ void experts_weight_backward(Context&, const Plan&, const Tensor&, const Tensor&
   not_built();
 }
 Tensor experts_gate_up_backward(Context&, const Experts&, const Plan&, const ExpertRowGrads&, Tensor) { not_built(); }
+Tensor expert_rows(Context&, const Experts&, const Plan&, const Tensor&) { not_built(); }
+Tensor expert_row_grads(Context&, const Experts&, const Plan&, const ExpertRowGrads&) { not_built(); }
+Tensor shared_sums(Context&, const Experts&, const Plan&, const Tensor&) { not_built(); }
+void add_shared_grads(Context&, const Experts&, const Plan&, const ExpertRowGrads&, Tensor&) { not_built(); }
+void add_rows(Context&, const Tensor&, const Tensor&, const Tensor&, Tensor&) { not_built(); }
+Tensor gathered_rows(Context&, const Tensor&, const Tensor&) { not_built(); }
+void add_up(Context&, const Tensor&, Tensor&) { not_built(); }
 
 }  // namespace ops::cuda
 

@@ -180,14 +180,14 @@ __global__ void __launch_bounds__(32 * kWarps) gather_kernel(const __grid_consta
   }
 }
 
-__global__ void __launch_bounds__(kThreads) plan_of_one_kernel(int tokens, PlanView plan) {
+__global__ void __launch_bounds__(kThreads) plan_of_shared_kernel(int tokens, int shared, PlanView plan) {
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
-  const int t = blockIdx.x * kThreads + threadIdx.x;
-  if (t < 2) plan.offset[t] = t * tokens;
-  if (t >= tokens) return;
-  plan.token[t] = t;
-  plan.weight[t] = 1.0f;
+  const int row = blockIdx.x * kThreads + threadIdx.x;
+  if (row <= shared) plan.offset[row] = row * tokens;
+  if (row >= shared * tokens) return;
+  plan.token[row] = row % tokens;
+  plan.weight[row] = 1.0f;
 }
 
 }  // namespace
@@ -228,8 +228,9 @@ void make_plan(const Sizes& s, const ChosenView& chosen, const std::int32_t* cou
   launch(plan_kernel, blocks, kThreads, ints * 4, stream, args);
 }
 
-void make_plan_of_one(int tokens, const PlanView& plan, cudaStream_t stream) {
-  launch(plan_of_one_kernel, static_cast<unsigned>(tokens / kThreads + 1), kThreads, 0, stream, tokens, plan);
+void make_plan_of_shared(int tokens, int shared, const PlanView& plan, cudaStream_t stream) {
+  launch(plan_of_shared_kernel, static_cast<unsigned>((shared * tokens + shared) / kThreads + 1), kThreads, 0, stream,
+         tokens, shared, plan);
 }
 
 }  // namespace dsmoe::cuda

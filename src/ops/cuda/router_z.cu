@@ -29,7 +29,8 @@ __global__ void __launch_bounds__(kThreads) lse_kernel(const float* logits, int 
 }
 
 // Thread t adds up the squares of tokens t, t + kLossThreads, ...; the threads' sums are a tree.
-__global__ void __launch_bounds__(kLossThreads) loss_kernel(const float* lse, int tokens, float alpha, double* loss) {
+__global__ void __launch_bounds__(kLossThreads)
+    loss_kernel(const float* lse, int tokens, int all, float alpha, double* loss) {
   __shared__ double sums[kLossThreads];
   ptx::wait_for_previous_kernel();
   ptx::let_next_kernel_start();
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(kLossThreads) loss_kernel(const float* lse, in
     __syncthreads();
     if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }
-  if (threadIdx.x == 0) *loss = static_cast<double>(alpha) * sums[0] / tokens;
+  if (threadIdx.x == 0) *loss = static_cast<double>(alpha) * sums[0] / all;
 }
 
 struct Args {
@@ -76,8 +77,8 @@ void logits_lse(const float* logits, int tokens, int experts, float* lse, cudaSt
          lse);
 }
 
-void router_z_loss(const float* lse, int tokens, float alpha, double* loss, cudaStream_t stream) {
-  launch(loss_kernel, 1, kLossThreads, 0, stream, lse, tokens, alpha, loss);
+void router_z_loss(const float* lse, int tokens, int all, float alpha, double* loss, cudaStream_t stream) {
+  launch(loss_kernel, 1, kLossThreads, 0, stream, lse, tokens, all, alpha, loss);
 }
 
 void router_z_backward(const float* lse, const float* scores, int tokens, int experts, float factor, const float* more,

@@ -10,8 +10,8 @@ namespace dsmoe::cuda {
 // lse[T] = log of the sum of e^logit over the row of logits [T, E].
 void logits_lse(const float* logits, int tokens, int experts, float* lse, cudaStream_t stream);
 
-// *loss = alpha times the mean of lse².
-void router_z_loss(const float* lse, int tokens, float alpha, double* loss, cudaStream_t stream);
+// *loss = alpha times the sum of lse² over `tokens`, divided by the `all` tokens of the batch.
+void router_z_loss(const float* lse, int tokens, int all, float alpha, double* loss, cudaStream_t stream);
 
 // Adds `factor` lse[t] scores[t, e], the gradient of a mean of lse² but for its coefficient, to dlogits, whichever form
 // they have (LogitGrad). *more, unless null, multiplies the factor.

@@ -1,5 +1,7 @@
 #include "ops/elementwise.h"
 
+#include <algorithm>
+
 #include "ops/dispatch.h"
 
 namespace dsmoe::ops::ref {
@@ -41,6 +43,13 @@ void add_bias_backward(const Tensor& dy, Tensor& dbias) {
 
 void scale(float factor, Tensor& x) {
   for (float& v : x.span<float>()) v *= factor;
+}
+
+void add_up(const Tensor& parts, Tensor& to) {
+  const Index n = to.numel();
+  std::copy_n(parts.data<float>(), n, to.data<float>());
+  for (Index p = 1; p < parts.dim(0); ++p)
+    for (Index i = 0; i < n; ++i) to.data<float>()[i] += parts.data<float>()[p * n + i];
 }
 
 }  // namespace dsmoe::ops::ref

@@ -191,6 +191,21 @@ TEST_F(CudaTraining, CrossEntropyBackward) {
     }
 }
 
+// In f64, which ranks add up themselves, the losses are what their sum is made of.
+TEST_F(CudaTraining, LossesOfTokens) {
+  const Tensor logits = ctx().place(random_tensor(DType::kF32, {700, 50}, 8, 4.0f));
+  std::vector<std::int32_t> targets(700);
+  for (std::size_t t = 0; t < targets.size(); ++t) targets[t] = static_cast<std::int32_t>(t % 50);
+  targets[3] = ops::kIgnoredTarget;
+  const Tensor target = ctx().place(Tensor::view_of(std::span<const std::int32_t>(targets)));
+  Tensor exact = ctx().empty(DType::kF64, {700}), rounded = ctx().empty(DType::kF32, {700});
+  const Tensor sum = ctx().fetch(ops::cross_entropy(ctx(), logits, target, &exact));
+  EXPECT_TRUE(same_bits(ctx().fetch(ops::cross_entropy(ctx(), logits, target, &rounded)), sum));
+  const Tensor wide = ctx().fetch(exact), narrow = ctx().fetch(rounded);
+  for (Index t = 0; t < 700; ++t) EXPECT_EQ(static_cast<float>(wide.data<double>()[t]), narrow.data<float>()[t]) << t;
+  EXPECT_EQ(wide.data<double>()[3], 0);
+}
+
 TEST_F(CudaTraining, ATargetThatTheVocabularyHasNotIsAnError) {
   const Tensor logits = ctx().place(random_tensor(DType::kF32, {3, 10}, 1));
   const std::vector<std::int32_t> targets = {1, 10, 2};

@@ -1,0 +1,90 @@
+#include "train/rank_time.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+
+#include "core/fail.h"
+#include "model/families/family.h"
+#include "train/memory.h"
+
+namespace dsmoe::train {
+
+namespace {
+
+constexpr std::array kCards = {Card{"a100", 312e12, 80e9}, Card{"h100", 989.5e12, 80e9}, Card{"h200", 989.5e12, 141e9},
+                               Card{"b200", 2250e12, 180e9}};
+
+// Of the forward pass' products of the shared experts, per token and layer.
+double shared_flops(const MoeConfig& moe) {
+  return 6.0 * static_cast<double>(moe.shared_experts * moe.expert_size * moe.hidden_size);
+}
+
+// Seconds of the tokens' way to their experts, forward and backward, that the shared experts take to compute: x while they
+// run, and dy while their gradients are computed, which is twice the work.
+double hidden_time(const ModelConfig& config, DType dtype, const RankLayout& layout, double tokens, double flops,
+                   double link) {
+  double hidden = 0;
+  for (const LayerSpec& layer : spec_of(config).layers) {
+    const auto* const moe = std::get_if<MoeConfig>(&layer.feed_forward);
+    if (moe == nullptr) continue;
+    const double travel = tokens * rows_to_others(*moe, layout).tokens * static_cast<double>(moe->hidden_size) *
+                          static_cast<double>(size_of(dtype)) / link;
+    const double shared = tokens * shared_flops(*moe) / flops;
+    hidden += std::min(travel, shared) + std::min(travel, 2 * shared);
+  }
+  return hidden;
+}
+
+}  // namespace
+
+const Card& card_named(const std::string& name) {
+  const auto found = std::ranges::find_if(kCards, [&](const Card& c) { return c.name == name; });
+  if (found != kCards.end()) return *found;
+  std::vector<std::string> names;
+  for (const Card& c : kCards) names.emplace_back(c.name);
+  fail(ErrorCode::kInvalidArgument, "device is \"{}\"; known are {}", name, fmt::join(names, ", "));
+}
+
+StepTime step_time(const ModelConfig& config, const TrainOptions& o, const RankLayout& layout, const Cluster& cluster) {
+  require(cluster.link > 0 && cluster.efficiency > 0 && cluster.efficiency <= 1,
+          "link is {} bytes per second and efficiency {}; they must be above 0, and efficiency at most 1", cluster.link,
+          cluster.efficiency);
+  RankLayout on_gpu = layout;
+  on_gpu.device = Device::kCuda;
+  const Index all = o.batch_size * o.seq_len;
+  const double tokens = static_cast<double>(all) / static_cast<double>(layout.ranks);
+  const double flops = cluster.card.flops * cluster.efficiency;
+  const RankTraffic traffic = rank_traffic(config, o.dtype, on_gpu, all);
+  StepTime t;
+  t.compute = tokens * static_cast<double>(training_flops(config, o.seq_len)) / flops *
+              (o.recompute == Recompute::kBlock ? 4.0 / 3 : 1);
+  t.tokens = traffic.tokens / cluster.link;
+  t.gradients = traffic.gradients / cluster.link;
+  if (layout.expert_parallel > 1) t.hidden = hidden_time(config, o.dtype, layout, tokens, flops, cluster.link);
+  return t;
+}
+
+std::optional<BestLayout> best_layout(const ModelConfig& config, const TrainOptions& options, Index ranks,
+                                      const Cluster& cluster) {
+  std::optional<BestLayout> best;
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kBlock}) {
+    for (Index group = 1; group <= std::min(ranks, std::max<Index>(config.routed_experts(), 1)); ++group) {
+      if (ranks % group != 0) continue;
+      for (const bool zero : {false, true}) {
+        TrainOptions o = options;
+        o.recompute = recompute;
+        const RankLayout layout{ranks, group, zero};
+        const std::size_t memory = gpu_training_bytes(config, o, layout);
+        if (static_cast<double>(memory) > cluster.card.memory) continue;
+        const StepTime time = step_time(config, o, layout, cluster);
+        if (!best || time.total() < best->time.total()) best = BestLayout{layout, recompute, memory, time};
+      }
+    }
+    if (best) break;
+  }
+  return best;
+}
+
+}  // namespace dsmoe::train

@@ -1,0 +1,49 @@
+// How long a step of many ranks takes at best, and which layout takes least: products at the speed of a card, messages at
+// that of a link. What is left out makes a step longer: ranks that wait for the slowest, uneven experts, latency, and the
+// copies of rows. So it says what a layout cannot reach, and which of two is better, not what will be measured.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "dsmoe/train_options.h"
+#include "train/rank_plan.h"
+
+namespace dsmoe::train {
+
+// A GPU by its data sheet: products of bf16 without sparsity, FLOP/s, and bytes of memory.
+struct Card {
+  const char* name;
+  double flops, memory;
+};
+const Card& card_named(const std::string& name);  // throws with the names there are
+
+struct Cluster {
+  Card card;
+  double link = 0;        // bytes per second that a rank sends to others
+  double efficiency = 1;  // share of the card's peak that one rank by itself reaches
+};
+
+// Seconds of a step of one pass.
+struct StepTime {
+  double compute = 0, tokens = 0, gradients = 0;
+  double hidden = 0;  // of the tokens' way to their experts: the shared experts are computed meanwhile
+  double total() const { return compute + tokens + gradients - hidden; }
+};
+// Of batch_size sequences of all ranks, once through the model; What options.recompute does again is
+// more to compute.
+StepTime step_time(const ModelConfig& config, const TrainOptions& options, const RankLayout& layout,
+                   const Cluster& cluster);
+
+struct BestLayout {
+  RankLayout layout;
+  Recompute recompute = Recompute::kNone;
+  std::size_t memory = 0;
+  StepTime time;
+};
+// The fastest one whose memory a card has, of so many ranks; of equals the one with the smallest groups. Blocks are
+// computed again only where nothing fits without.
+std::optional<BestLayout> best_layout(const ModelConfig& config, const TrainOptions& options, Index ranks,
+                                      const Cluster& cluster);
+
+}  // namespace dsmoe::train

@@ -1,0 +1,55 @@
+// Ranks that compute on GPUs. They share the first one where there are not enough, so their speed says nothing.
+#include <gtest/gtest.h>
+
+#include "cli/run_program.h"
+#include "multi/run_ranks.h"
+
+namespace dsmoe {
+namespace {
+
+using testing::RanksResult;
+using testing::run_program;
+using testing::TempFolder;
+using Words = std::vector<std::string>;
+
+// NCCL takes each rank to be a machine of its own, which it reaches by sockets: ranks of one machine may not share a GPU.
+RanksResult on_one_gpu(int ranks, Words command) {
+  command.insert(command.begin(), {"bash", "-c",
+                                   "NCCL_SOCKET_IFNAME=lo NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK CUDA_VISIBLE_DEVICES=0 "
+                                   "exec \"$@\"",
+                                   "bash"});
+  return testing::run_ranks(ranks, command);
+}
+
+bool have_gpu() { return run_program({"info"}).out.find(", sm_") != std::string::npos; }
+
+TEST(MultiGpu, WhatRanksDoTogether) {
+  SKIP_WITHOUT_MPIRUN();
+  if (!have_gpu()) GTEST_SKIP() << "there is no GPU";
+  for (const int ranks : {2, 4}) {
+    const RanksResult r = on_one_gpu(ranks, {DSMOE_GPU_CHECKS});
+    EXPECT_EQ(r.status, 0) << r.out << r.err;
+    EXPECT_TRUE(r.err_has("checked " + std::to_string(ranks) + " GPU ranks")) << r.err;
+  }
+}
+
+TEST(MultiGpu, ARunGoesOnWithAnyNumberOfRanks) {
+  SKIP_WITHOUT_MPIRUN();
+  if (!have_gpu()) GTEST_SKIP() << "there is no GPU";
+  const TempFolder folder;
+  const std::string out = (folder / "run").string();
+  const auto resumed = [&](const char* steps) {
+    return Words{DSMOE_PROGRAM, "train", "--resume", "-o", out, "--steps", steps, "--device", "cuda"};
+  };
+  const RanksResult first = on_one_gpu(2, {DSMOE_PROGRAM, "train", "-o", out, "--steps", "2", "--batch-size", "4",
+                                           "--seq-len", "32", "--device", "cuda", "--expert-parallel", "2", "--zero", "1"});
+  ASSERT_EQ(first.status, 0) << first.err;
+  const RanksResult three = on_one_gpu(3, resumed("4"));
+  ASSERT_EQ(three.status, 0) << three.err;
+  Words alone = resumed("6");
+  alone.erase(alone.begin());
+  EXPECT_EQ(run_program(alone).status, 0);
+}
+
+}  // namespace
+}  // namespace dsmoe

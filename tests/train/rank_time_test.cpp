@@ -1,0 +1,85 @@
+// The time of a step is that of its operations and bytes, and the best layout is one that fits and that no other beats.
+#include "train/rank_time.h"
+
+#include <gtest/gtest.h>
+
+#include "model/plan.h"
+#include "support/expect_error.h"
+#include "train/memory.h"
+
+namespace dsmoe::train {
+namespace {
+
+TrainOptions options(Index sequences, Index length) {
+  TrainOptions o;
+  o.dtype = DType::kBF16, o.batch_size = sequences, o.seq_len = length;
+  return o;
+}
+
+const Cluster kCluster{card_named("h100"), 50e9, 0.5};
+
+TEST(TrainRankTime, IsThatOfOperationsAndBytes) {
+  const ModelConfig config = ModelConfig::preset("deepseek-moe-16b");
+  const TrainOptions o = options(64, 4096);
+  const Index tokens = 64 * 4096;
+  RankLayout layout{16, 8, true};
+  const StepTime t = step_time(config, o, layout, kCluster);
+  EXPECT_DOUBLE_EQ(t.compute,
+                   static_cast<double>(tokens / 16) * static_cast<double>(training_flops(config, 4096)) / (0.5 * 989.5e12));
+  layout.device = Device::kCuda;
+  const RankTraffic traffic = rank_traffic(config, o.dtype, layout, tokens);
+  EXPECT_DOUBLE_EQ(t.tokens, traffic.tokens / 50e9);
+  EXPECT_DOUBLE_EQ(t.gradients, traffic.gradients / 50e9);
+  EXPECT_GT(t.hidden, 0);
+  EXPECT_LT(t.hidden, t.tokens / 2);  // what comes back is waited for
+  EXPECT_DOUBLE_EQ(t.total(), t.compute + t.tokens + t.gradients - t.hidden);
+  TrainOptions again = o;
+  again.recompute = Recompute::kBlock;
+  EXPECT_DOUBLE_EQ(step_time(config, again, layout, kCluster).compute, t.compute * 4 / 3);
+  EXPECT_EQ(step_time(config, o, {16, 1}, kCluster).tokens, 0);
+  EXPECT_EQ(step_time(config, o, {16, 1}, kCluster).hidden, 0);
+}
+
+// With a fast enough link the way of the tokens is hidden but for what comes back.
+TEST(TrainRankTime, HidesNoMoreThanTheSharedExpertsTake) {
+  const ModelConfig config = ModelConfig::preset("deepseek-moe-16b");
+  const TrainOptions o = options(64, 4096);
+  Cluster slow = kCluster, fast = kCluster;
+  slow.link = 1e6, fast.link = 1e15;
+  const double shared = 3 * 6.0 * 2 * 1408 * 2048 * 27 * (64 * 4096 / 16) / (0.5 * 989.5e12);
+  EXPECT_NEAR(step_time(config, o, {16, 8}, slow).hidden / shared, 1, 1e-9);
+  const StepTime t = step_time(config, o, {16, 8}, fast);
+  EXPECT_LT(t.hidden, t.tokens / 2);
+  EXPECT_GT(t.hidden, t.tokens / 10);
+}
+
+TEST(TrainRankTime, TheBestLayoutFitsAndNoOtherIsFaster) {
+  const ModelConfig config = ModelConfig::preset("deepseek-moe-16b");
+  const TrainOptions o = options(64, 4096);
+  const auto best = best_layout(config, o, 16, kCluster);
+  ASSERT_TRUE(best);
+  EXPECT_LE(static_cast<double>(best->memory), kCluster.card.memory);
+  TrainOptions as_it = o;
+  as_it.recompute = best->recompute;
+  for (const Index group : {1, 2, 4, 8, 16})
+    for (const bool zero : {false, true}) {
+      const RankLayout other{16, group, zero};
+      if (static_cast<double>(gpu_training_bytes(config, as_it, other)) > kCluster.card.memory) continue;
+      EXPECT_GE(step_time(config, as_it, other, kCluster).total(), best->time.total()) << group << zero;
+    }
+  EXPECT_FALSE(best_layout(config, o, 1, kCluster));  // 290 GB of weights, gradients and moments
+}
+
+TEST(TrainRankTime, WhatCannotBe) {
+  EXPECT_TRUE(testing::throws_error([] { card_named("abacus"); }, {"device is \"abacus\"", "h100"}));
+  const ModelConfig config = ModelConfig::preset("deepseek-moe-16b");
+  for (const auto& [link, efficiency] : {std::pair{0.0, 1.0}, {1.0, 0.0}, {1.0, 1.5}})
+    EXPECT_TRUE(testing::throws_error(
+        [&, l = link, e = efficiency] {
+          step_time(config, options(2, 16), {2, 1}, {card_named("h100"), l, e});
+        },
+        {"link is ", "efficiency"}));
+}
+
+}  // namespace
+}  // namespace dsmoe::train
