@@ -83,6 +83,10 @@ struct MoeForward {
 BalanceLosses fetch_losses(Context& ctx, const MoeForward& forward);  // on a GPU: waits
 
 struct RoutingOverrides;
+namespace ops {
+struct AddNorm;
+}
+
 namespace parallel {
 class Comm;
 }
@@ -115,6 +119,8 @@ class MoeLayer {
   // x [T, D] or [B, S, D], in the dtype of the experts (f32 for f16 and quantized ones).
   // A NaN or infinite score is an Error that names layer and token; on a GPU it is thrown by synchronize() or fetch().
   MoeForward forward(Context& ctx, const Tensor& x, const MoeForwardOptions& options = {}) const;
+  // The same of x = a norm that the layer may take itself, for a model's block.
+  MoeForward forward(Context& ctx, const ops::AddNorm& x, const MoeForwardOptions& options) const;
 
   // The gradient of <y, dy> + aux_scale * the balance losses: accumulates into grads and returns dx. Frees what forward
   // saved, so each forward has at most one backward.

@@ -61,16 +61,19 @@ Qkv normed_tokens(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, 
   return {std::move(q), std::move(k), std::move(v), qkv[0], qkv[1]};
 }
 
-// The projections of h, normed and turned. With a KV cache k and v are all that is in it, else those of h.
+// The projections of x, normed and turned. With a KV cache k and v are all that is in it, else those of x.
 Qkv new_tokens(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
-               const Tensor& h) {
-  if (has_norms(spec)) return normed_tokens(ctx, spec, w, pass, layer, h);
+               const ops::AddNorm& x) {
   KvPool* const pool = pass.batch.pool();
-  if (pool && !spec.bias) {
+  if (pool && !spec.bias && !has_norms(spec)) {
     Tensor k = pool->k(layer), v = pool->v(layer);
-    Tensor q = ops::project_and_store(ctx, h, {w.q.weight, w.k.weight, w.v.weight}, pass.rope, pass.slices, k, v);
+    Tensor q = ops::project_and_store(ctx, x, {w.q.weight, w.k.weight, w.v.weight}, pass.rope, pass.slices, k, v);
     return {std::move(q), std::move(k), std::move(v)};
   }
+  mark(ctx, "norms and sums");
+  const Tensor h = ops::add_rms_norm(ctx, x);
+  mark(ctx, "projections");
+  if (has_norms(spec)) return normed_tokens(ctx, spec, w, pass, layer, h);
   std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
   if (pool) {
     Tensor k = pool->k(layer), v = pool->v(layer);
@@ -134,21 +137,21 @@ KeptBytes kept_bytes(const GqaSpec& s, Index, Index element) {
 }
 
 Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
-                         const Tensor& h, AttentionSaved* saved) {
+                         const ops::AddNorm& x, AttentionSaved* saved) {
   mark(ctx, "projections");
-  const auto [q_in, k, v, q_unnormed, k_unnormed] = new_tokens(ctx, spec, w, pass, layer, h);
+  const auto [q_in, k, v, q_unnormed, k_unnormed] = new_tokens(ctx, spec, w, pass, layer, x);
   // Computed in bf16 where queries and cache both are, or the cache is q8_0 on a GPU; else in f32, with keys and values as
   // they are stored.
-  const bool narrow = h.dtype() == DType::kBF16 &&
-                      (k.dtype() == DType::kBF16 || (k.dtype() == DType::kQ8_0 && k.device() == Device::kCuda));
+  const bool narrow =
+      x.dtype == DType::kBF16 && (k.dtype() == DType::kBF16 || (k.dtype() == DType::kQ8_0 && k.device() == Device::kCuda));
   const Tensor q = ops::converted(ctx, q_in, narrow ? DType::kBF16 : DType::kF32);
   Tensor out = ctx.empty(q.dtype(), q.shape()), lse;
-  if (saved) lse = ctx.empty(DType::kF32, {spec.heads, h.dim(0)});
+  if (saved) lse = ctx.empty(DType::kF32, {spec.heads, q.dim(0)});
   mark(ctx, "attention");
   ops::attention(ctx, shape_of(spec), q, k, v, pass.slices, out, saved ? &lse : nullptr);
   if (saved) *saved = {q, k, v, out, lse, q_unnormed, k_unnormed};
   mark(ctx, "projections");
-  return linear_forward(ctx, ops::converted(ctx, out, h.dtype()), w.o, DType::kF32);
+  return linear_forward(ctx, ops::converted(ctx, out, x.dtype), w.o, DType::kF32);
 }
 
 Tensor attention_backward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, const Tensor& h,

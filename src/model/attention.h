@@ -22,12 +22,12 @@ struct AttentionSaved {
   Tensor q_projected;  // [T, H * (nope + rope)], before it is turned
 };
 
-// h [T, D] are the normed inputs of the batch's tokens. Their keys and values go into the layer's pages of the batch's
+// The norm of x is what the batch's tokens bring along. Their keys and values go into the layer's pages of the batch's
 // pool, if it has one. `saved` (may be null, and needs a batch without a pool) is filled for backward. Returns f32 [T, D].
 Tensor attention_forward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
-                         const Tensor& h, AttentionSaved* saved);
+                         const ops::AddNorm& x, AttentionSaved* saved);
 Tensor attention_forward(Context& ctx, const MlaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
-                         const Tensor& h, AttentionSaved* saved);
+                         const ops::AddNorm& x, AttentionSaved* saved);
 
 // dy in the dtype of h: writes grads (adds with add_grads) and returns dh [T, D] in that dtype.
 Tensor attention_backward(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, const Tensor& h,

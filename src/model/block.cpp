@@ -90,33 +90,31 @@ Tensor Block::norm(Context& ctx, const Tensor& x, const Tensor& weight) const {
   return h;
 }
 
-Tensor Block::add_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight, bool keep) const {
-  if (y.numel() == 0) return norm(ctx, x, weight);
-  Tensor h = ctx.empty(dtype_, x.shape()), sum = keep ? ctx.empty(DType::kF32, x.shape()) : x;
-  ops::add_rms_norm(ctx, y, x, weight, eps_, sum, h);
-  x = sum;
-  return h;
-}
-
 void Block::forward(Context& ctx, const Pass& pass, Tensor& x, Tensor& y, BlockSaved* saved) const {
   pass.prefetch.before_attention(layer_);
-  mark(ctx, "norms and sums");
+  // Both halves begin with their norm, of the sum of what is there so far.
   const bool keep = saved != nullptr;
-  const Tensor h = add_norm(ctx, y, x, w_.input_norm, keep);
-  if (saved) saved->x_in = x;
   const Tensor attended = of_attention(spec_, [&](const auto& spec) {
-    return attention_forward(ctx, spec, w_, pass, layer_, h, saved ? &saved->attention : nullptr);
+    const ops::AddNorm in{y, x, w_.input_norm, eps_, dtype_, keep};
+    return attention_forward(ctx, spec, w_, pass, layer_, in, saved ? &saved->attention : nullptr);
   });
-  mark(ctx, "norms and sums");
-  const Tensor h_mid = add_norm(ctx, attended, x, w_.post_attention_norm, keep);
-  if (saved) saved->x_mid = x;
+  if (saved) saved->x_in = x;
   pass.prefetch.before_feed_forward(layer_);
-  mark(ctx, is_moe() ? "experts" : "dense layers");
-  y = feed_forward(ctx, pass, h_mid, saved);
+  y = feed_forward(ctx, pass, {attended, x, w_.post_attention_norm, eps_, dtype_, keep}, saved);
+  if (saved) saved->x_mid = x;
   pass.prefetch.before_next_layer(layer_);
 }
 
-Tensor Block::feed_forward(Context& ctx, const Pass& pass, const Tensor& h, BlockSaved* saved) const {
+Tensor Block::feed_forward(Context& ctx, const Pass& pass, const ops::AddNorm& in, BlockSaved* saved) const {
+  if (moe_ && !saved && !pass.hooks.overrides) {
+    mark(ctx, "experts");
+    const MoeForward out = moe_->forward(ctx, in, {});
+    if (pass.hooks.routing) pass.hooks.routing(layer_, fetched(ctx, out.routing));
+    return out.y;
+  }
+  mark(ctx, "norms and sums");
+  const Tensor h = ops::add_rms_norm(ctx, in);
+  mark(ctx, is_moe() ? "experts" : "dense layers");
   if (!is_moe()) {
     if (saved) saved->mlp_input = h;
     return mlp_forward(ctx, w_.experts, h, saved ? &saved->mlp : nullptr);

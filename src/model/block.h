@@ -48,11 +48,9 @@ class Block {
  private:
   bool is_moe() const { return std::holds_alternative<MoeConfig>(spec_.feed_forward); }
   Tensor norm(Context& ctx, const Tensor& x, const Tensor& weight) const;
-  // Of x += y; with `keep` the sum has memory of its own, and the x before stays what it was.
-  Tensor add_norm(Context& ctx, const Tensor& y, Tensor& x, const Tensor& weight, bool keep) const;
   Tensor norm_backward(Context& ctx, const Tensor& dh, const Tensor& x, const Tensor& weight, Tensor& dx,
                        Tensor& grad) const;
-  Tensor feed_forward(Context& ctx, const Pass& pass, const Tensor& h, BlockSaved* saved) const;
+  Tensor feed_forward(Context& ctx, const Pass& pass, const ops::AddNorm& in, BlockSaved* saved) const;
 
   float eps_;
   const LayerSpec& spec_;

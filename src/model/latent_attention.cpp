@@ -159,7 +159,9 @@ KeptBytes kept_bytes(const MlaSpec& s, Index, Index element) {
 }
 
 Tensor attention_forward(Context& ctx, const MlaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
-                         const Tensor& h, AttentionSaved* saved) {
+                         const ops::AddNorm& x, AttentionSaved* saved) {
+  mark(ctx, "norms and sums");
+  const Tensor h = ops::add_rms_norm(ctx, x);
   mark(ctx, "projections");
   const Queries queries = queries_of(ctx, spec, w, pass, h);
   const Latents latents = latents_of(ctx, spec, w, pass, h);

@@ -69,6 +69,18 @@ MoeLayer::MoeLayer(MoeConfig config, MoeWeights weights) : config_(config), weig
   weights_.check(config_);
 }
 
+MoeForward MoeLayer::forward(Context& ctx, const ops::AddNorm& x, const MoeForwardOptions& options) const {
+  if (options.training || options.overrides || config_.shared_gate) return forward(ctx, ops::add_rms_norm(ctx, x), options);
+  const Experts& experts = weights_.experts;
+  Tensor h;
+  const auto [chosen, plan] =
+      ops::gate(ctx, config_, x, weights_.gate, weights_.gate_bias, experts.count() - config_.routed_experts, experts, h);
+  MoeForward out;
+  out.y = ops::experts_down_combine(ctx, experts, plan, ops::experts_gate_up(ctx, experts, plan, h, nullptr));
+  out.routing = {chosen.experts, chosen.weights, chosen.scores};
+  return out;
+}
+
 MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardOptions& options) const {
   const Tensor x = as_tokens(config_, x_in, "x");  // [T, D]
   const Index tokens = x.dim(0);

@@ -93,8 +93,10 @@ void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const
   on_backend(ctx, on_cpu, on_cpu, [&] { cuda::rotate_and_store(ctx, q, k, v, angles, slices, k_cache, v_cache); });
 }
 
-Tensor project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, const RopeAngles& angles, const Slices& slices,
-                         Tensor& k_cache, Tensor& v_cache) {
+namespace {
+
+void check_projection(const Tensor& x, const QkvWeights& w, const RopeAngles& angles, const Slices& slices,
+                      const Tensor& k_cache, const Tensor& v_cache) {
   constexpr const char* kOp = "project_and_store";
   const Index tokens = rows_of(x);
   for (const Tensor* m : {&w.q, &w.k, &w.v})
@@ -104,6 +106,14 @@ Tensor project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, con
   check(kOp, "k_cache", k_cache, v_cache.dtype(), rows_of(k_cache), w.k.dim(0));
   check(kOp, "v_cache", v_cache, v_cache.dtype(), rows_of(k_cache), w.v.dim(0));
   check_slices(kOp, slices, tokens, rows_of(k_cache));
+}
+
+}  // namespace
+
+Tensor project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, const RopeAngles& angles, const Slices& slices,
+                         Tensor& k_cache, Tensor& v_cache) {
+  check_projection(x, w, angles, slices, k_cache, v_cache);
+  const Index tokens = rows_of(x);
   Tensor q = ctx.empty(x.dtype(), {tokens, w.q.dim(0)});
   if (ctx.backend() == Backend::kCuda && cuda::project_and_store(ctx, x, w, angles, slices, q, k_cache, v_cache)) return q;
   Tensor k = ctx.empty(x.dtype(), {tokens, w.k.dim(0)}), v = ctx.empty(x.dtype(), {tokens, w.v.dim(0)});
@@ -111,6 +121,16 @@ Tensor project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, con
   linear(ctx, x, projections);
   rotate_and_store(ctx, q, k, v, angles, slices, k_cache, v_cache);
   return q;
+}
+
+Tensor project_and_store(Context& ctx, const AddNorm& x, const QkvWeights& w, const RopeAngles& angles,
+                         const Slices& slices, Tensor& k_cache, Tensor& v_cache) {
+  if (ctx.backend() == Backend::kCuda) {
+    check_projection(x.x, w, angles, slices, k_cache, v_cache);
+    Tensor q = ctx.empty(x.dtype, {rows_of(x.x), w.q.dim(0)});
+    if (cuda::project_and_store(ctx, x, w, angles, slices, q, k_cache, v_cache)) return q;
+  }
+  return project_and_store(ctx, add_rms_norm(ctx, x), w, angles, slices, k_cache, v_cache);
 }
 
 void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,

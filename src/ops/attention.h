@@ -12,6 +12,7 @@
 
 #include "dsmoe/context.h"
 #include "dsmoe/tensor.h"
+#include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/slice.h"
 
@@ -39,6 +40,9 @@ struct QkvWeights {
 };
 Tensor project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, const RopeAngles& angles, const Slices& slices,
                          Tensor& k_cache, Tensor& v_cache);
+// The same of x = the norm of a sum.
+Tensor project_and_store(Context& ctx, const AddNorm& x, const QkvWeights& w, const RopeAngles& angles,
+                         const Slices& slices, Tensor& k_cache, Tensor& v_cache);
 
 // The query at position p of a sequence attends to the keys and values at positions [0, p] of that sequence. The slices
 // follow one another and cover all rows of q. q, out [T, H * head_dim]; k, v [tokens, KVH * head_dim], of which only the
@@ -79,6 +83,8 @@ void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const
                       Tensor& k_cache, Tensor& v_cache);
 // False, and nothing done, where no kernel does it in one go.
 bool project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, const RopeAngles& angles, const Slices& slices,
+                       Tensor& q, Tensor& k_cache, Tensor& v_cache);
+bool project_and_store(Context& ctx, const AddNorm& x, const QkvWeights& w, const RopeAngles& angles, const Slices& slices,
                        Tensor& q, Tensor& k_cache, Tensor& v_cache);
 void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                const Slices& slices, Tensor& out, Tensor* lse);

@@ -82,6 +82,16 @@ Gated gate(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weig
   });
 }
 
+Gated gate(Context& ctx, const MoeConfig& c, const AddNorm& x, const Tensor& weight, const Tensor& bias, Index shared,
+           const Experts& experts, Tensor& h) {
+  if (ctx.backend() == Backend::kCuda) {
+    check(c, x.x, weight, bias);
+    if (std::optional<Gated> gated = cuda::gate(ctx, c, x, weight, bias, shared, experts, h)) return *std::move(gated);
+  }
+  h = add_rms_norm(ctx, x);
+  return gate(ctx, c, h, weight, bias, shared, /*training=*/false);
+}
+
 Plan plan_of_shared(Context& ctx, Index tokens, Index shared) {
   const auto on_cpu = [&] {
     Plan plan;

@@ -4,13 +4,16 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "dsmoe/context.h"
+#include "dsmoe/experts.h"
 #include "dsmoe/moe_config.h"
 #include "dsmoe/routing_overrides.h"
 #include "dsmoe/tensor.h"
+#include "ops/rms_norm.h"
 
 namespace dsmoe::ops {
 
@@ -70,6 +73,10 @@ struct Gated {
 Gated gate(Context& ctx, const MoeConfig& config, const Tensor& x, const Tensor& weight, const Tensor& bias, Index shared,
            bool training, const RoutingOverrides* overrides = nullptr);
 
+// The same of x = the norm of a sum, in inference, where the products of `experts` follow. The norm is left in `h`.
+Gated gate(Context& ctx, const MoeConfig& config, const AddNorm& x, const Tensor& weight, const Tensor& bias, Index shared,
+           const Experts& experts, Tensor& h);
+
 // A plan in which every token goes to each of `shared` experts with weight 1, and to no other.
 Plan plan_of_shared(Context& ctx, Index tokens, Index shared);
 // To one: a dense feed-forward layer.
@@ -110,6 +117,9 @@ Gated gated(Context& ctx, const MoeConfig& config, const Chosen& chosen, Index s
 Plan plan_of_shared(Context& ctx, Index tokens, Index shared);
 Gated gate(Context& ctx, const MoeConfig& config, const Tensor& x, const Tensor& weight, const Tensor& bias, Index shared,
            bool training);
+// Empty, and nothing done, where no kernel does it in one go.
+std::optional<Gated> gate(Context& ctx, const MoeConfig& config, const AddNorm& x, const Tensor& weight, const Tensor& bias,
+                          Index shared, const Experts& experts, Tensor& h);
 Tensor balance_losses(Context& ctx, const MoeConfig& config, const Chosen& chosen, Index sequence_length,
                       const BatchLoad* whole);
 Tensor gate_backward(Context& ctx, const MoeConfig& config, const Tensor& x, const Tensor& weight, const GateBackward& args,

@@ -36,6 +36,18 @@ void add_rms_norm(Context& ctx, const Tensor& y, const Tensor& x, const Tensor& 
   on_backend(ctx, on_cpu, on_cpu, [&] { cuda::add_rms_norm(ctx, y, x, weight, eps, sum, h); });
 }
 
+Tensor add_rms_norm(Context& ctx, const AddNorm& in) {
+  Tensor h = ctx.empty(in.dtype, in.x.shape());
+  if (in.y.numel() == 0) {
+    rms_norm(ctx, in.x, in.weight, in.eps, h);
+    return h;
+  }
+  Tensor sum = in.keep ? ctx.empty(DType::kF32, in.x.shape()) : in.x;
+  add_rms_norm(ctx, in.y, in.x, in.weight, in.eps, sum, h);
+  in.x = sum;
+  return h;
+}
+
 void rms_norm_backward(Context& ctx, const Tensor& dy, const Tensor& x, const Tensor& weight, float eps, Tensor& dx,
                        Tensor& dweight, Tensor* rounded) {
   check_norm("rms_norm_backward", x, weight, dy);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "dsmoe/moe.h"
+#include "ops/rms_norm.h"
 #include "support/expect_error.h"
 #include "support/expert_tensors.h"
 #include "support/moe_case.h"
@@ -54,6 +55,29 @@ void expect_close(const Step& got, const Step& want, const MoeConfig& c) {
     for (const auto member : {&ExpertTensors::gate_proj, &ExpertTensors::up_proj, &ExpertTensors::down_proj})
       EXPECT_TRUE(test::close(a.*member, b.*member, limits.experts)) << e;
   }
+}
+
+// A block's residual sum and norm before the layer: the bits of the steps, by every way through the layer.
+TEST(MoeLayer, OfASumsNorm) {
+  for (const Backend backend : {Backend::kCpu, Backend::kRef})
+    for (const bool training : {false, true}) {
+      Context ctx(2, backend);
+      const MoeConfig c = moe_config(24, 16, 8, 3, 1);
+      const MoeLayer layer(c, moe_weights(c, DType::kF32, 3));
+      const Tensor y = random_tensor(DType::kF32, {5, 24}, 1), start = random_tensor(DType::kF32, {5, 24}, 2),
+                   weight = random_tensor(DType::kF32, {24}, 4);
+      Tensor sum = start.clone(), x = start;
+      const Tensor h = ops::add_rms_norm(ctx, {y, sum, weight, 1e-6f, DType::kF32, false});
+      const MoeForward want = layer.forward(ctx, h, {.training = training});
+      const MoeForward got =
+          layer.forward(ctx, ops::AddNorm{y, x, weight, 1e-6f, DType::kF32, true}, {.training = training});
+      EXPECT_TRUE(test::same_bits(x, sum));
+      EXPECT_TRUE(test::same_bits(start, random_tensor(DType::kF32, {5, 24}, 2)));
+      EXPECT_TRUE(test::same_bits(got.y, want.y));
+      EXPECT_TRUE(test::same_bits(got.routing.experts, want.routing.experts));
+      EXPECT_TRUE(test::same_bits(got.routing.weights, want.routing.weights));
+      EXPECT_EQ(got.saved != nullptr, training);
+    }
 }
 
 TEST(MoeLayer, CpuAgainstRefOverRandomShapes) {

@@ -422,6 +422,17 @@ TEST(OpsAttention, ProjectAndStore) {
       EXPECT_EQ(std::memcmp(got.raw(), q.raw(), q.bytes()), 0);
       EXPECT_EQ(std::memcmp(k_got.raw(), k_want.raw(), k_want.bytes()), 0);
       EXPECT_EQ(std::memcmp(v_got.raw(), v_want.raw(), v_want.bytes()), 0);
+      // And with a residual sum and a norm before.
+      const Tensor weight = random_tensor(DType::kF32, {48}, 6), start = random_tensor(DType::kF32, {9, 48}, 7);
+      Tensor sum = start.clone(), again = start;
+      const Tensor h = ops::add_rms_norm(ctx, {x, sum, weight, 1e-6f, dtype, false});
+      const Tensor q_want = ops::project_and_store(ctx, h, {wq, wk, wv}, angles, slice, k_want, v_want);
+      const ops::AddNorm both{x, again, weight, 1e-6f, dtype, true};
+      EXPECT_TRUE(test::same_bits(ops::project_and_store(ctx, both, {wq, wk, wv}, angles, slice, k_got, v_got), q_want));
+      EXPECT_TRUE(test::same_bits(again, sum));
+      EXPECT_TRUE(test::same_bits(k_got, k_want));
+      EXPECT_TRUE(test::same_bits(v_got, v_want));
+      EXPECT_TRUE(test::same_bits(start, random_tensor(DType::kF32, {9, 48}, 7)));
       const Tensor other = random_tensor(dtype, {32, 40}, 5);
       const auto wrong = [&] { ops::project_and_store(ctx, x, {wq, other, wv}, angles, slice, k_got, v_got); };
       EXPECT_TRUE(testing::throws_error(wrong, {"[project_and_store]", "48"}, ErrorCode::kInvalidArgument));

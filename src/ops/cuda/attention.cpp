@@ -1,6 +1,7 @@
 // Attention on a GPU: which kernels run, and the memory they need besides. Nothing here waits for the device.
 #include "ops/attention.h"
 
+#include <array>
 #include <numbers>
 
 #include "core/fail.h"
@@ -15,25 +16,46 @@ namespace dsmoe::ops::cuda {
 
 namespace gpu = dsmoe::cuda;
 
+namespace {
+
+// Whether one kernel projects, turns and stores rows of `dtype`.
+bool projects_in_one(const gpu::LinearSizes& s, DType dtype, const QkvWeights& w, const RopeAngles& angles,
+                     const Tensor& k_cache, bool packed) {
+  const Index together = s.rows <= gpu::kTinyTile ? 8 : 32;  // numbers of a half of a head
+  if (s.rows == 0 || angles.head_dim() / 2 % together != 0 || dtype != DType::kBF16 || k_cache.dtype() != DType::kBF16)
+    return false;
+  for (const Tensor* m : {&w.q, &w.k, &w.v})
+    if (m->device() != Device::kCuda || (!packed && m->dtype() != dtype) ||
+        gpu::choose_linear_path(dtype, s.inner, m->dim(0), dtype) != gpu::Path::kHopper)
+      return false;
+  return true;
+}
+
+gpu::hopper::TurnAndStore turn_of(const RopeAngles& angles, const Slices& slices) {
+  return {static_cast<const float*>(angles.cos.raw()), static_cast<const float*>(angles.sin.raw()),
+          slices.tables().cache_row, static_cast<int>(angles.head_dim() / 2)};
+}
+
+using Matrices = std::array<gpu::LinearMatrix, 3>;
+Matrices matrices_of(const QkvWeights& w, Tensor& q, Tensor& k_cache, Tensor& v_cache) {
+  const auto matrix = [](const Tensor& m, Tensor& y) {
+    return gpu::LinearMatrix{m.raw(), y.raw_mutable(), static_cast<int>(m.dim(0))};
+  };
+  return {matrix(w.q, q), matrix(w.k, k_cache), matrix(w.v, v_cache)};
+}
+
+}  // namespace
+
 bool project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, const RopeAngles& angles, const Slices& slices,
                        Tensor& q, Tensor& k_cache, Tensor& v_cache) {
   const gpu::LinearSizes s{static_cast<int>(x.dim(0)), static_cast<int>(x.dim(1))};
-  const Index half = angles.head_dim() / 2;
   const bool few = s.rows <= gpu::kTinyTile;
-  if (s.rows == 0 || half % (few ? 8 : 32) != 0 || x.dtype() != DType::kBF16 || k_cache.dtype() != DType::kBF16)
-    return false;
   const bool packed = is_quantized(w.q.dtype()) && is_quantized(w.k.dtype()) && is_quantized(w.v.dtype());
-  for (const Tensor* m : {&w.q, &w.k, &w.v})
-    if (m->device() != Device::kCuda || (!packed && m->dtype() != x.dtype()) ||
-        gpu::choose_linear_path(x.dtype(), s.inner, m->dim(0), x.dtype()) != gpu::Path::kHopper)
-      return false;
-  const auto columns = [](const Tensor& m) { return static_cast<int>(m.dim(0)); };
+  if (!projects_in_one(s, x.dtype(), w, angles, k_cache, packed)) return false;
   const auto* const rows = static_cast<const __nv_bfloat16*>(x.raw());
-  const gpu::hopper::TurnAndStore turn{static_cast<const float*>(angles.cos.raw()),
-                                       static_cast<const float*>(angles.sin.raw()), slices.tables().cache_row,
-                                       static_cast<int>(half)};
-  log("launch", "project_and_store T={} K={} N={}+{}+{} packed={}", s.rows, s.inner, columns(w.q), columns(w.k),
-      columns(w.v), packed);
+  const gpu::hopper::TurnAndStore turn = turn_of(angles, slices);
+  log("launch", "project_and_store T={} K={} N={}+{}+{} packed={}", s.rows, s.inner, w.q.dim(0), w.k.dim(0), w.v.dim(0),
+      packed);
   if (packed && few) {
     using gpu::packed::matrix_of;
     const gpu::packed::Product qkv[] = {{matrix_of(w.q), q.raw_mutable(), false},
@@ -43,10 +65,27 @@ bool project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, const
   }
   const auto as_bf16 = [&](const Tensor& m) { return packed ? unpacked(ctx, m) : m; };
   const Tensor wq = as_bf16(w.q), wk = as_bf16(w.k), wv = as_bf16(w.v);
-  const gpu::LinearMatrix qkv[] = {{wq.raw(), q.raw_mutable(), columns(w.q)},
-                                   {wk.raw(), k_cache.raw_mutable(), columns(w.k)},
-                                   {wv.raw(), v_cache.raw_mutable(), columns(w.v)}};
-  (few ? gpu::hopper::project_few : gpu::hopper::project)(s, rows, std::span(qkv), turn, ctx.stream());
+  const Matrices qkv = matrices_of({wq, wk, wv}, q, k_cache, v_cache);
+  few ? gpu::hopper::project_few(s, rows, qkv, turn, ctx.stream()) : gpu::hopper::project(s, rows, qkv, turn, ctx.stream());
+  return true;
+}
+
+bool project_and_store(Context& ctx, const AddNorm& in, const QkvWeights& w, const RopeAngles& angles, const Slices& slices,
+                       Tensor& q, Tensor& k_cache, Tensor& v_cache) {
+  const gpu::LinearSizes s{static_cast<int>(in.x.dim(0)), static_cast<int>(in.x.dim(1))};
+  if (s.rows != 1 || in.y.numel() == 0 || in.y.dtype() != DType::kBF16 || in.weight.dtype() != DType::kBF16 ||
+      !gpu::norms_rows_of(s.inner) || !projects_in_one(s, in.dtype, w, angles, k_cache, /*packed=*/false))
+    return false;
+  log("launch", "project_and_store T=1 K={} N={}+{}+{} normed", s.inner, w.q.dim(0), w.k.dim(0), w.v.dim(0));
+  Tensor sum = ctx.empty(DType::kF32, in.x.shape());
+  const gpu::AddNormRow<__nv_bfloat16> norm{static_cast<const __nv_bfloat16*>(in.y.raw()),
+                                            static_cast<const float*>(in.x.raw()),
+                                            static_cast<const __nv_bfloat16*>(in.weight.raw()),
+                                            static_cast<float*>(sum.raw_mutable()),
+                                            in.eps,
+                                            s.inner};
+  gpu::hopper::project_few(s, norm, matrices_of(w, q, k_cache, v_cache), turn_of(angles, slices), ctx.stream());
+  in.x = sum;
   return true;
 }
 

@@ -59,6 +59,13 @@ T* out(Tensor& t) {
   return static_cast<T*>(t.raw_mutable());
 }
 
+gpu::ChosenView view_of(Context& ctx, const MoeConfig& c, Chosen& chosen) {
+  return {out<std::int32_t>(chosen.experts), out<float>(chosen.weights), out<float>(chosen.scores), ctx.fault_word(),
+          fault_of(FaultCode::kScoresNotFinite, c.layer_index)};
+}
+
+const float* bias_of(const MoeConfig& c, const Tensor& bias) { return c.selection_bias ? in<float>(bias) : nullptr; }
+
 struct Piece {
   Tensor* tensor;
   DType dtype;
@@ -141,11 +148,8 @@ Gated gate(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weig
       gpu::to_string(path), tokens, c.hidden_size, c.expert_size, c.routed_experts, shared, c.experts_per_token,
       to_string(x.dtype()), g.plan.tiles.rows, g.plan.tiles.column_parts, few, few ? tokens : chunk);
 
-  const gpu::GateInput input{x.raw(), weight.raw(), c.selection_bias ? in<float>(bias) : nullptr, x.dtype(),
-                             static_cast<int>(tokens)};
-  const gpu::ChosenView chosen{out<std::int32_t>(g.chosen.experts), out<float>(g.chosen.weights),
-                               out<float>(g.chosen.scores), ctx.fault_word(),
-                               fault_of(FaultCode::kScoresNotFinite, c.layer_index)};
+  const gpu::GateInput input{x.raw(), weight.raw(), bias_of(c, bias), x.dtype(), static_cast<int>(tokens)};
+  const gpu::ChosenView chosen = view_of(ctx, c, g.chosen);
   const gpu::Sizes sizes = gpu::sizes_of(g.plan, c.hidden_size, c.expert_size);
   const gpu::PlanView plan = gpu::view_of(g.plan);
   if (few) {
@@ -156,6 +160,32 @@ Gated gate(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weig
     gpu::make_plan(sizes, chosen, in<std::int32_t>(counts), chunk, plan, ctx.stream());
   }
   if (training && c.router_z_alpha > 0) g.chosen.lse = lse_of(ctx, x, weight);
+  return g;
+}
+
+std::optional<Gated> gate(Context& ctx, const MoeConfig& c, const AddNorm& x, const Tensor& weight, const Tensor& bias,
+                          Index shared, const Experts& experts, Tensor& h) {
+  if (x.x.dim(0) != 1 || x.dtype != DType::kBF16 || x.y.numel() == 0 || x.y.dtype() != DType::kF32 ||
+      x.weight.dtype() != DType::kBF16 || weight.dtype() != DType::kBF16 || experts.packed() ||
+      shared != c.shared_experts || !gpu::hopper::can_route_one(c) ||
+      gpu::choose_path(x.dtype, c.hidden_size, c.expert_size) != Path::kHopper)
+    return {};
+  check_sizes(c, 1);
+  Tensor counts;
+  Gated g = make_room(ctx, c, 1, counts, 0);
+  const gpu::Sizes sizes = gpu::sizes_of(g.plan, c.hidden_size, c.expert_size);
+  if (!gpu::hopper::is_one_token(sizes)) return {};
+  g.plan.tiles.rows = gpu::token_tile(1, /*training=*/false);
+  g.plan.tiles.column_parts = gpu::column_parts(g.plan.rows(), c.hidden_size, x.dtype, /*training=*/false);
+  log("launch", "gate path=hopper T=1 D={} F={} E={} S={} K={} normed", c.hidden_size, c.expert_size, c.routed_experts,
+      shared, c.experts_per_token);
+  h = ctx.empty(x.dtype, x.x.shape());
+  Tensor sum = ctx.empty(DType::kF32, x.x.shape());
+  const gpu::AddNormRow<float> norm{in<float>(x.y),  in<float>(x.x), in<gpu::hopper::bf16>(x.weight),
+                                    out<float>(sum), x.eps,          static_cast<int>(c.hidden_size)};
+  gpu::hopper::route_one(c, sizes, {nullptr, weight.raw(), bias_of(c, bias), x.dtype, 1}, norm, out<gpu::hopper::bf16>(h),
+                         view_of(ctx, c, g.chosen), gpu::view_of(g.plan), ctx.stream());
+  x.x = sum;
   return g;
 }
 
@@ -178,10 +208,8 @@ Gated gated(Context& ctx, const MoeConfig& c, const Chosen& chosen, Index shared
   const std::int32_t* const expert = chosen.experts.data<std::int32_t>();
   for (Index i = 0; i < tokens * k; ++i) counted.data<std::int32_t>()[i / k / chunk * experts + expert[i]]++;
   device::upload(counts.raw_mutable(), counted.raw(), counted.bytes(), ctx.stream());
-  const gpu::ChosenView view{out<std::int32_t>(g.chosen.experts), out<float>(g.chosen.weights), out<float>(g.chosen.scores),
-                             ctx.fault_word(), fault_of(FaultCode::kScoresNotFinite, c.layer_index)};
-  gpu::make_plan(gpu::sizes_of(g.plan, c.hidden_size, c.expert_size), view, in<std::int32_t>(counts), chunk,
-                 gpu::view_of(g.plan), ctx.stream());
+  gpu::make_plan(gpu::sizes_of(g.plan, c.hidden_size, c.expert_size), view_of(ctx, c, g.chosen), in<std::int32_t>(counts),
+                 chunk, gpu::view_of(g.plan), ctx.stream());
   return g;
 }
 

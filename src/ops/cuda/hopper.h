@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/norm.h"
 
 namespace dsmoe::cuda::hopper {
 
@@ -15,6 +16,12 @@ using bf16 = __nv_bfloat16;
 bool can_route_few(const MoeConfig& config, Index tokens);
 void route_few(const MoeConfig& config, const Sizes& s, const GateInput& in, const ChosenView& out, const PlanView& plan,
                cudaStream_t stream);
+
+// The same for one token, with the residual sum and the norm that give x, which goes to `normed`; in.x is null. The next
+// kernel is gate_up_one(): this one lets it start before there is anything to read but weights.
+bool can_route_one(const MoeConfig& config);
+void route_one(const MoeConfig& config, const Sizes& s, const GateInput& in, const AddNormRow<float>& norm, bf16* normed,
+               const ChosenView& out, const PlanView& plan, cudaStream_t stream);
 
 // h[R, F] = silu(x W_gate') * (x W_up'); also gate_up[R, 2F] when that is not null. `sorted` holds x as gather_rows()
 // leaves it; when it is null the kernel gathers by itself, which is better for few tokens.

@@ -112,6 +112,11 @@ struct WarpRing {
     ptx::barrier_init_fence();
   }
   __device__ __forceinline__ void wait(int n) const { ptx::barrier_wait(barrier(n), n / kStages % 2); }
+  // The same by another warp than the one that takes the stages, which may be a round further: that looks as if the stage
+  // were not there, so there is an end to it.
+  __device__ __forceinline__ void wait_a_little(int n) const {
+    for (int i = 0; i < 512 && !ptx::barrier_passed(barrier(n), n / kStages % 2); ++i) continue;
+  }
 };
 
 }  // namespace dsmoe::cuda::hopper

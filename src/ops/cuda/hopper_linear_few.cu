@@ -1,10 +1,13 @@
 // y = x · Wᵀ for few rows of x, where reading W is all that takes time: a block owns 16 columns of y. One warp asks for the
 // block's part of W, or a ring of it, before the kernel ahead has ended; another multiplies as the pieces arrive
 // (hopper_few.cuh).
+#include <climits>
+
 #include "ops/cuda/hopper.h"
 #include "ops/cuda/hopper_few.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/linear.h"
+#include "ops/cuda/norm_row.cuh"
 #include "ops/cuda/numbers.cuh"
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/turn.cuh"
@@ -21,7 +24,9 @@ struct Args {
   int columns[kMost], first_block[kMost];  // of unused ones: past the last block
   const bf16* x;
   int rows, inner;
+  int under_way;  // stages asked for at once
   TurnAndStore turn;
+  AddNormRow<bf16> norm;  // where x is its result
 };
 
 __host__ __device__ constexpr int boxes_of(int inner) { return (inner + kBoxK - 1) / kBoxK; }
@@ -30,7 +35,7 @@ __host__ __device__ constexpr int boxes_of(int inner) { return (inner + kBoxK - 
 
 // Up to 8 rows in shared memory: the 128 bytes of box b of row r at (b * rows + r) * 128.
 struct SharedRows {
-  static constexpr int kTiles = 1;
+  static constexpr int kTiles = 1, kThreads = 32;
   const Args& args;
   std::uint32_t at;
 
@@ -66,10 +71,37 @@ struct SharedRows {
   }
 };
 
+// One row in shared memory that is the norm of a sum: every block makes it for itself, and the first one keeps the sum.
+struct NormedRow {
+  static constexpr int kTiles = 1, kThreads = 128, kScratchBytes = 32;
+  const SharedRows rows;
+  NormRow<kThreads, bf16> normer;
+
+  __device__ __forceinline__ NormedRow(const Args& args, std::uint32_t at) : rows{args, at + kScratchBytes} {
+    normer.load_weight(args.norm);
+  }
+  static int bytes(const LinearSizes& s) { return SharedRows::bytes(s) + kScratchBytes; }
+  __device__ __forceinline__ void load() const {
+    const Args& args = rows.args;
+    const auto together = [] { ptx::named_barrier_sync(1, kThreads); };
+    auto* const scratch = static_cast<float*>(__cvta_shared_to_generic(rows.at - kScratchBytes));
+    auto* const row = static_cast<bf16*>(__cvta_shared_to_generic(rows.at));  // one row is not swizzled
+    normer.norm(args.norm, scratch, together, [&](int column, const Pack<float, 4>& sum, const Pack<bf16, 4>& normed) {
+      store(normed, row + column);
+      if (blockIdx.x == 0) store(sum, args.norm.sum + column);
+    });
+    together();
+  }
+  template <class Ring, class Release>
+  __device__ __forceinline__ void multiply(float (&acc)[1][4], const Ring& ring, Release&& release) const {
+    rows.multiply(acc, ring, release);
+  }
+};
+
 // Up to 16 rows, of which shared memory would hold too few: those of a stage in registers, one stage ahead. A lane has rows
 // lane / 4 and that + 8 and, of every 16 numbers, two pairs.
 struct RegisterRows {
-  static constexpr int kTiles = 2, kSteps = kBoxes * kBoxK / 16;
+  static constexpr int kTiles = 2, kThreads = 32, kSteps = kBoxes * kBoxK / 16;
   const Args& args;
   std::uint32_t at;
   std::uint32_t now[kTiles][kSteps][2], next[kTiles][kSteps][2];
@@ -161,7 +193,7 @@ struct TurnAndKeep {
 };
 
 template <int kStages, class X, class Out>
-__global__ void __launch_bounds__(64) few_kernel(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(32 + X::kThreads) few_kernel(const __grid_constant__ Args args) {
   extern __shared__ char raw[];
   const std::uint32_t data = (ptx::smem_address(raw) + 1023u) & ~1023u;
   const WarpRing<kStages, kStageBytes> ring{data, data + kStages * kStageBytes};
@@ -182,12 +214,16 @@ __global__ void __launch_bounds__(64) few_kernel(const __grid_constant__ Args ar
   // A warp that asks for more than the copy engine has room for is held up, so it is not the one that multiplies.
   if (threadIdx.x < 32) {
     if (threadIdx.x == 0)
-      for (int i = 0; i < min(stages, kStages); ++i) ask_for(i);
+      for (int i = 0; i < min(stages, kStages); ++i) {
+        if (i >= args.under_way) ring.wait_a_little(i - args.under_way);
+        ask_for(i);
+      }
     return;
   }
-  ptx::wait_for_previous_kernel();
   X x{args, (ring.barriers + kStages * 8 + 127) & ~127u};
+  ptx::wait_for_previous_kernel();
   x.load();
+  if (threadIdx.x >= 64) return;
   const Out out(args, matrix, unit);
   float acc[X::kTiles][4] = {};
   x.multiply(acc, ring, [&](int done) {
@@ -198,7 +234,7 @@ __global__ void __launch_bounds__(64) few_kernel(const __grid_constant__ Args ar
 
 template <int kStages, class X, class Out>
 void run(const LinearSizes& s, const Args& args, int blocks, cudaStream_t stream) {
-  launch(few_kernel<kStages, X, Out>, static_cast<unsigned>(blocks), 64,
+  launch(few_kernel<kStages, X, Out>, static_cast<unsigned>(blocks), 32 + X::kThreads,
          kStages * (kStageBytes + 8) + X::bytes(s) + 128 + 1024, stream, args);
 }
 
@@ -227,6 +263,9 @@ int set_matrices(Args& args, const LinearSizes& s, const bf16* x, std::span<cons
     blocks += (matrices[i].columns + kFewRows - 1) / kFewRows;
   }
   args.x = x;
+  // One token's q, k and v, and the output projection, are asked for while the kernel ahead waits for a few kilobytes,
+  // which would come behind all that is asked for at once.
+  args.under_way = s.rows > 1 ? INT_MAX : matrices.size() == kMost ? 2 : 3;
   args.rows = s.rows, args.inner = s.inner;
   return blocks;
 }
@@ -243,16 +282,33 @@ void linear_few(const LinearSizes& s, const bf16* x, std::span<const LinearMatri
   y_dtype == DType::kF32 ? run<Store<float>>(s, args, blocks, stream) : run<Store<bf16>>(s, args, blocks, stream);
 }
 
-void project_few(const LinearSizes& s, const bf16* x, std::span<const LinearMatrix> qkv, const TurnAndStore& turn,
-                 cudaStream_t stream) {
+namespace {
+
+int set_projections(Args& args, const LinearSizes& s, const bf16* x, std::span<const LinearMatrix> qkv,
+                    const TurnAndStore& turn) {
   const auto k = static_cast<std::uint64_t>(s.inner), half = static_cast<std::uint64_t>(turn.half);
-  Args args{};
   args.turn = turn;
-  const int blocks = set_matrices(args, s, x, qkv, [&](const LinearMatrix& m) {
+  return set_matrices(args, s, x, qkv, [&](const LinearMatrix& m) {
     return tensor_map(m.w, {k, 8, 2, half / 8, static_cast<std::uint64_t>(m.columns) / (2 * half)},
                       {k, half * k, 8 * k, 2 * half * k}, {kBoxK, 8, 2, 1, 1});
   });
+}
+
+}  // namespace
+
+void project_few(const LinearSizes& s, const bf16* x, std::span<const LinearMatrix> qkv, const TurnAndStore& turn,
+                 cudaStream_t stream) {
+  Args args{};
+  const int blocks = set_projections(args, s, x, qkv, turn);
   run<TurnAndKeep>(s, args, blocks, stream);
+}
+
+void project_few(const LinearSizes& s, const AddNormRow<bf16>& norm, std::span<const LinearMatrix> qkv,
+                 const TurnAndStore& turn, cudaStream_t stream) {
+  Args args{};
+  const int blocks = set_projections(args, s, nullptr, qkv, turn);
+  args.norm = norm;
+  run<5, NormedRow, TurnAndKeep>(s, args, blocks, stream);
 }
 
 }  // namespace dsmoe::cuda::hopper

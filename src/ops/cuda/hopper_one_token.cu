@@ -158,8 +158,7 @@ __device__ __forceinline__ void multiply_gate_up(const Args& args, Multiplier& m
   }
 }
 
-// The shared experts' rows, and x, are there when this kernel starts: the gate ahead has waited for x before it let this
-// one start. A dense layer has no gate ahead.
+// Before the gate has ended there are only weights, and the rings have room for those of the shared experts.
 __global__ void __launch_bounds__(kThreads, 1) gate_up_kernel(const __grid_constant__ Args args) {
   extern __shared__ char raw[];
   const Memory memory(raw);
@@ -171,11 +170,10 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_kernel(const __grid_const
     load_gate_up<true>(args, loader);
   } else {
     Multiplier m(memory);
-    if (args.chosen == 0) ptx::wait_for_previous_kernel();
-    m.load_rows(args.rows, 1, args.width);
-    multiply_gate_up<false>(args, m);
     ptx::wait_for_previous_kernel();
     ptx::let_next_kernel_start();
+    m.load_rows(args.rows, 1, args.width);
+    multiply_gate_up<false>(args, m);
     multiply_gate_up<true>(args, m);
   }
 }

@@ -2,6 +2,7 @@
 // logits are the same sums as in gate.cu.
 #include <cooperative_groups.h>
 
+#include "ops/cuda/gate_rows.cuh"
 #include "ops/cuda/hopper.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/ptx.cuh"
@@ -17,57 +18,12 @@ inline constexpr int kWarps = 8;
 
 struct Args {
   RoutingRule rule;
+  GateWeight gate;
   int tokens, width, shared, token_tile;
   const bf16* x;
-  const bf16* gate;
   const float* bias;
   ChosenView out;
   PlanView plan;
-};
-
-// Which part of the logits a block of the cluster makes: steps of 32 columns of D.
-struct Part {
-  __device__ __forceinline__ Part(const Args& args, int block) {
-    const int steps = (args.width + 31) / 32, per_part = (steps + kGateParts - 1) / kGateParts;
-    first = block * per_part, last = min(steps, first + per_part);
-  }
-  int first, last;
-};
-
-// What one warp needs of the gate for a part of up to kSteps steps, as operand A: 16 experts.
-struct GateRows {
-  static constexpr int kSteps = 8;
-  uint4 low[kSteps], high[kSteps];
-
-  __device__ __forceinline__ void load(const Args& args, const Part& part, int e0, int from) {
-    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, experts = args.rule.experts;
-    const bf16* a = args.gate + static_cast<std::size_t>(min(e0 + g, experts - 1)) * args.width + c * 8;
-    const bf16* b = args.gate + static_cast<std::size_t>(min(e0 + g + 8, experts - 1)) * args.width + c * 8;
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int k = (from + i) * 32;
-      const bool inside = from + i < part.last && k + c * 8 < args.width;
-      low[i] = inside ? __ldg(reinterpret_cast<const uint4*>(a + k)) : uint4{};
-      high[i] = inside ? __ldg(reinterpret_cast<const uint4*>(b + k)) : uint4{};
-    }
-  }
-  __device__ __forceinline__ void multiply(const Args& args, const Part& part, int t0, int from, float (&acc)[4]) const {
-    const int lane = threadIdx.x % 32, c = lane % 4;
-    const bf16* token = args.x + static_cast<std::size_t>(min(t0 + lane / 4, args.tokens - 1)) * args.width + c * 8;
-    uint4 x[kSteps];
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int k = (from + i) * 32;
-      const bool inside = from + i < part.last && k + c * 8 < args.width;
-      x[i] = inside ? __ldg(reinterpret_cast<const uint4*>(token + k)) : uint4{};
-    }
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      if (from + i >= part.last) break;
-      ptx::mma_16816(acc, low[i].x, high[i].x, low[i].y, high[i].y, x[i].x, x[i].y);
-      ptx::mma_16816(acc, low[i].z, high[i].z, low[i].w, high[i].w, x[i].z, x[i].w);
-    }
-  }
 };
 
 // This block's part of the logits, stored in the block that adds up the token's parts: parts[block][token / 8][expert] of
@@ -77,13 +33,14 @@ __device__ __forceinline__ void partial_logits(const Args& args, const cg::clust
   const int experts = args.rule.experts, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   const int block = static_cast<int>(cluster.block_rank()), per_block = (args.tokens + kGateParts - 1) / kGateParts;
   const int m_tiles = (experts + 15) / 16, n_tiles = (args.tokens + 7) / 8, warp = threadIdx.x / 32;
-  const Part part(args, block);
+  const GatePart part(args.width, block);
   for (int job = warp; job < m_tiles * n_tiles; job += kWarps) {
     const int e0 = job % m_tiles * 16, t0 = job / m_tiles * 8;
+    const bf16* const token = args.x + static_cast<std::size_t>(min(t0 + g, args.tokens - 1)) * args.width;
     float acc[4] = {};
     for (int from = part.first; from < part.last; from += GateRows::kSteps) {
-      if (job != warp || from != part.first) ahead.load(args, part, e0, from);
-      ahead.multiply(args, part, t0, from, acc);
+      if (job != warp || from != part.first) ahead.load(args.gate, part, e0, from);
+      ahead.multiply(args.gate, part, from, acc, [&](int k) { return __ldg(reinterpret_cast<const uint4*>(token + k)); });
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -97,11 +54,11 @@ __device__ __forceinline__ void partial_logits(const Args& args, const cg::clust
 // Loads this block's part of the gate into the cache while the previous kernel is still computing x.
 __device__ void prefetch_gate(const Args& args, int block) {
   constexpr int kLine = 64;  // bf16 in 128 bytes
-  const Part part(args, block);
+  const GatePart part(args.width, block);
   const int begin = part.first * 32, lines = ((part.last - part.first) * 32 + kLine - 1) / kLine;
   for (int i = threadIdx.x; i < args.rule.experts * lines; i += blockDim.x) {
     const int k = begin + i % lines * kLine;
-    if (k < args.width) ptx::prefetch(args.gate + static_cast<std::size_t>(i / lines) * args.width + k);
+    if (k < args.width) ptx::prefetch(args.gate.rows + static_cast<std::size_t>(i / lines) * args.width + k);
   }
 }
 
@@ -200,7 +157,8 @@ __global__ void __cluster_dims__(kGateParts, 1, 1) __launch_bounds__(kWarps * 32
   auto* ids = reinterpret_cast<std::int32_t*>(parts + kGateParts * per_block * experts);  // [tokens][K], of block 0
   float* scratch = reinterpret_cast<float*>(ids + args.tokens * chosen) + warp * (2 * experts + args.rule.groups);
   GateRows ahead;
-  ahead.load(args, Part(args, block), warp % ((experts + 15) / 16) * 16, Part(args, block).first);
+  const GatePart part(args.width, block);
+  ahead.load(args.gate, part, warp % ((experts + 15) / 16) * 16, part.first);
   if (per_block > 1 || experts > kWarps * 16) prefetch_gate(args, block);
   cluster.sync();  // all blocks are there, and can be written to
   ptx::wait_for_previous_kernel();
@@ -252,7 +210,7 @@ void route_few(const MoeConfig& config, const Sizes& s, const GateInput& in, con
   args.shared = s.shared;
   args.token_tile = s.token_tile;
   args.x = static_cast<const bf16*>(in.x);
-  args.gate = static_cast<const bf16*>(in.weight);
+  args.gate = {static_cast<const bf16*>(in.weight), args.rule.experts, s.width};
   args.bias = in.bias;
   args.out = out;
   args.plan = plan;

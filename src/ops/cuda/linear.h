@@ -10,6 +10,7 @@
 
 #include "dsmoe/dtype.h"
 #include "dsmoe/tensor.h"
+#include "ops/cuda/norm.h"
 
 namespace dsmoe::cuda {
 
@@ -47,6 +48,9 @@ void project(const LinearSizes& s, const __nv_bfloat16* x, std::span<const Linea
              cudaStream_t stream);
 void project_few(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> qkv, const TurnAndStore& turn,
                  cudaStream_t stream);
+// Of one row that is the norm of a sum.
+void project_few(const LinearSizes& s, const AddNormRow<__nv_bfloat16>& norm, std::span<const LinearMatrix> qkv,
+                 const TurnAndStore& turn, cudaStream_t stream);
 // dx = the sum of up to kMostProjections products, each with an N of its own; it is f32 or, without `accumulate`, bf16.
 struct LinearInputGrad {
   const __nv_bfloat16 *dy, *w;

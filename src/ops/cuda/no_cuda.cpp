@@ -88,6 +88,10 @@ bool project_and_store(Context&, const Tensor&, const QkvWeights&, const RopeAng
                        Tensor&) {
   not_built();
 }
+bool project_and_store(Context&, const AddNorm&, const QkvWeights&, const RopeAngles&, const Slices&, Tensor&, Tensor&,
+                       Tensor&) {
+  not_built();
+}
 void attention(Context&, const AttentionShape&, const Tensor&, const Tensor&, const Tensor&, const Slices&, Tensor&,
                Tensor*) {
   not_built();
@@ -97,6 +101,10 @@ void attention_backward(Context&, const AttentionShape&, const Tensor&, const Te
   not_built();
 }
 Gated gate(Context&, const MoeConfig&, const Tensor&, const Tensor&, const Tensor&, Index, bool) { not_built(); }
+std::optional<Gated> gate(Context&, const MoeConfig&, const AddNorm&, const Tensor&, const Tensor&, Index, const Experts&,
+                          Tensor&) {
+  not_built();
+}
 void weigh_shared(Context&, const Tensor&, const Tensor&, Plan&) { not_built(); }
 void weigh_shared_backward(Context&, const Tensor&, const Tensor&, const Plan&, const SharedGateBackward&, Tensor&,
                            Tensor&) {

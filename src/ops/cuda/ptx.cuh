@@ -37,6 +37,18 @@ __device__ __forceinline__ void barrier_wait(std::uint32_t bar, std::uint32_t pa
       "r"(parity)
       : "memory");
 }
+// Whether that phase has ended, without waiting.
+__device__ __forceinline__ bool barrier_passed(std::uint32_t bar, std::uint32_t parity) {
+  std::uint32_t passed;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(passed)
+      : "r"(bar), "r"(parity)
+      : "memory");
+  return passed != 0;
+}
 // Arrives at the barrier at the same place in block `rank` of the cluster.
 __device__ __forceinline__ void barrier_arrive_remote(std::uint32_t bar, std::uint32_t rank) {
   asm volatile(

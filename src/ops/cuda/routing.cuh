@@ -27,6 +27,10 @@ __device__ inline std::uint32_t order_of(float v) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+__device__ inline float float_of(std::uint32_t order) {
+  return __uint_as_float(order & 0x80000000u ? order & 0x7fffffffu : ~order);
+}
+
 __device__ inline std::uint32_t warp_max(std::uint32_t v) {
 #if __CUDA_ARCH__ >= 800
   return __reduce_max_sync(~0u, v);
@@ -39,7 +43,7 @@ __device__ inline std::uint32_t warp_max(std::uint32_t v) {
 __device__ inline Best warp_best(Best b) {
   const std::uint32_t order = order_of(b.value), top = warp_max(order);
   b.index = static_cast<int>(~warp_max(order == top ? ~static_cast<unsigned>(b.index) : ~0x7fffffffu));
-  b.value = __uint_as_float(top & 0x80000000u ? top & 0x7fffffffu : ~top);
+  b.value = float_of(top);
   return b;
 }
 __device__ inline float warp_sum(float v) {
@@ -47,6 +51,9 @@ __device__ inline float warp_sum(float v) {
   for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
   return v;
 }
+
+// In the two functions that choose, nothing is fused: they have one result.
+__device__ inline float sigmoid(float v) { return 1.0f / __fadd_rn(1.0f, expf(-v)); }
 
 // Best of choice[begin, end) by this warp; index INT_MAX when all are masked.
 __device__ inline Best best_of(const float* choice, int begin, int end) {
@@ -84,16 +91,16 @@ __device__ inline bool to_scores(const RoutingRule& rule, float* row) {
   }
   if (rule.score == ScoreFunction::kSigmoid) {
 #pragma unroll 1
-    for (int i = lane; i < rule.experts; i += 32) row[i] = 1.0f / (1.0f + expf(-row[i]));
+    for (int i = lane; i < rule.experts; i += 32) row[i] = sigmoid(row[i]);
   } else {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
     float sum = 0.0f;
 #pragma unroll 1
-    for (int i = lane; i < rule.experts; i += 32) sum += row[i] = expf(row[i] - top);
+    for (int i = lane; i < rule.experts; i += 32) sum = __fadd_rn(sum, row[i] = expf(row[i] - top));
     const float inverse = 1.0f / warp_sum(sum);
 #pragma unroll 1
-    for (int i = lane; i < rule.experts; i += 32) row[i] *= inverse;
+    for (int i = lane; i < rule.experts; i += 32) row[i] = __fmul_rn(row[i], inverse);
   }
   __syncwarp();
   return finite;
@@ -137,7 +144,7 @@ __device__ inline void choose(const RoutingRule& rule, const float* bias, const 
 #pragma unroll 1
   for (int i = lane; i < rule.experts; i += 32) {
     out.scores[static_cast<std::size_t>(token) * rule.experts + i] = scores[i];
-    choice[i] = bias ? scores[i] + bias[i] : scores[i];
+    choice[i] = bias ? __fadd_rn(scores[i], bias[i]) : scores[i];
     finite = finite && isfinite(choice[i]);
   }
   finite = __all_sync(~0u, finite);

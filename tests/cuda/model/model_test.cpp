@@ -68,13 +68,20 @@ class CudaModel : public GpuTest {
   std::optional<Transformer> on_cpu, on_gpu;
 };
 
-constexpr Kind kKinds[] = {
-    {"mha 128", 2, 2, 128, DType::kBF16, DType::kBF16},       {"gqa 64", 4, 2, 64, DType::kBF16, DType::kBF16},
-    {"odd 40", 4, 1, 40, DType::kBF16, DType::kBF16},         {"f32", 4, 2, 32, DType::kF32, DType::kF32},
-    {"q8_0 128", 2, 2, 128, DType::kBF16, DType::kQ8_0},      {"q8_0 64", 4, 2, 64, DType::kBF16, DType::kQ8_0},
-    {"q8_0 32, f32", 4, 2, 32, DType::kF32, DType::kQ8_0},    {"bf16, f32 cache", 4, 2, 32, DType::kBF16, DType::kF32},
-    {"f32, bf16 cache", 4, 2, 40, DType::kF32, DType::kBF16}, {"latent", 4, 4, 32, DType::kBF16, DType::kBF16, 48},
-    {"latent, f32", 4, 4, 32, DType::kF32, DType::kF32, 0},   {"latent, q8_0", 4, 4, 32, DType::kBF16, DType::kQ8_0, 0}};
+constexpr Kind kKinds[] = {{"mha 128", 2, 2, 128, DType::kBF16, DType::kBF16},
+                           {"gqa 64", 4, 2, 64, DType::kBF16, DType::kBF16},
+                           {"odd 40", 4, 1, 40, DType::kBF16, DType::kBF16},
+                           {"f32", 4, 2, 32, DType::kF32, DType::kF32},
+                           {"q8_0 128", 2, 2, 128, DType::kBF16, DType::kQ8_0},
+                           {"q8_0 64", 4, 2, 64, DType::kBF16, DType::kQ8_0},
+                           {"q8_0 32, f32", 4, 2, 32, DType::kF32, DType::kQ8_0},
+                           {"bf16, f32 cache", 4, 2, 32, DType::kBF16, DType::kF32},
+                           {"f32, bf16 cache", 4, 2, 40, DType::kF32, DType::kBF16},
+                           {"latent", 4, 4, 32, DType::kBF16, DType::kBF16, 48},
+                           {"latent, f32", 4, 4, 32, DType::kF32, DType::kF32, 0},
+                           {"latent, q8_0", 4, 4, 32, DType::kBF16, DType::kQ8_0, 0},
+                           // Wide enough for a token's norms to be part of what follows them.
+                           {"wide", 10, 2, 64, DType::kBF16, DType::kBF16}};
 
 TEST_F(CudaModel, LogitsAreTheCpus) {
   Draw draw(1);

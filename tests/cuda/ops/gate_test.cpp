@@ -5,6 +5,8 @@
 
 #include "core/device.h"
 #include "cuda/layer_case.h"
+#include "ops/rms_norm.h"
+#include "support/expect_error.h"
 #include "support/tolerance.h"
 
 namespace dsmoe::test {
@@ -92,6 +94,103 @@ TEST_F(CudaGate, TheSameBitsForAnyNumberOfTokens) {
     EXPECT_TRUE(same_bits(ctx().fetch(got.plan.offset), ctx().fetch(trained.plan.offset))) << tokens;
     EXPECT_TRUE(same_bits(ctx().fetch(got.plan.token), ctx().fetch(trained.plan.token))) << tokens;
     EXPECT_TRUE(same_bits(ctx().fetch(got.plan.slot_row), ctx().fetch(trained.plan.slot_row))) << tokens;
+  }
+}
+
+// The residual sum, the norm and the gate as one op: one launch for one token of some layers, with the bits of the steps.
+class CudaNormedGate : public CudaGate {
+ protected:
+  struct Result {
+    Tensor x, h;
+    ops::Gated gated;
+  };
+  // y and x [1, D] f32.
+  void set(const Case& c) {
+    in = random_inputs(c, DType::kBF16, 5);
+    experts = in.weights.experts.to(Device::kCuda);
+    gate = ctx().place(in.weights.gate), bias = in.config.selection_bias ? ctx().place(in.weights.gate_bias) : Tensor();
+    weight = ctx().place(random_tensor(DType::kBF16, {c.d}, 8));
+  }
+  Result run(const Tensor& y, const Tensor& start, bool together) {
+    Result r{.x = start};
+    const ops::AddNorm sum{y, r.x, weight, 1e-6f, DType::kBF16, true};
+    if (together) {
+      r.gated = ops::gate(ctx(), in.config, sum, gate, bias, in.config.shared_experts, experts, r.h);
+    } else {
+      r.h = ops::add_rms_norm(ctx(), sum);
+      r.gated = ops::gate(ctx(), in.config, r.h, gate, bias, in.config.shared_experts, false);
+    }
+    return r;
+  }
+  void expect_same(const Result& got, const Result& want) {
+    const auto same = [&](const Tensor& a, const Tensor& b) { return same_bits(ctx().fetch(a), ctx().fetch(b)); };
+    EXPECT_TRUE(same(got.x, want.x));
+    EXPECT_TRUE(same(got.h, want.h));
+    const ops::Gated &g = got.gated, &w = want.gated;
+    EXPECT_TRUE(same(g.chosen.scores, w.chosen.scores));
+    EXPECT_TRUE(same(g.chosen.experts, w.chosen.experts));
+    EXPECT_TRUE(same(g.chosen.weights, w.chosen.weights));
+    EXPECT_TRUE(same(g.plan.offset, w.plan.offset));
+    EXPECT_TRUE(same(g.plan.token, w.plan.token));
+    EXPECT_TRUE(same(g.plan.slot_row, w.plan.slot_row));
+    EXPECT_TRUE(same(g.plan.tiles.count, w.plan.tiles.count));
+    EXPECT_TRUE(same(g.plan.tiles.list.rows(0, in.config.experts_per_token),
+                     w.plan.tiles.list.rows(0, in.config.experts_per_token)));
+  }
+
+  Inputs in;
+  Experts experts;
+  Tensor gate, bias, weight;
+};
+
+TEST_F(CudaNormedGate, HasTheBitsOfItsSteps) {
+  using enum ScoreFunction;
+  const Case cases[] = {{"16b", 1, 2048, 16, 64, 2, 6},
+                        {"normalised", 1, 576, 16, 64, 2, 6, kSoftmax, true, 2.5f},
+                        {"odd", 1, 640, 16, 33, 1, 5, kSoftmax, true},
+                        {"few", 1, 1024, 16, 7, 0, 7},
+                        {"sigmoid, bias", 1, 1088, 16, 48, 1, 4, kSigmoid, true, 2.5f, true},
+                        {"softmax, bias", 1, 640, 16, 64, 1, 6, kSoftmax, false, 1, true},
+                        {"one", 1, 640, 16, 1, 0, 1, kSigmoid},
+                        // These take the steps.
+                        {"narrow", 1, 512, 16, 64, 2, 6},
+                        {"wider", 1, 2112, 16, 64, 2, 6},
+                        {"many experts", 1, 640, 16, 65, 2, 6},
+                        {"groups", 1, 640, 16, 32, 1, 4, kSoftmax, true, 1, false, 8, 3},
+                        {"two tokens", 2, 640, 16, 64, 2, 6}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    set(c);
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+      const Tensor y = ctx().place(random_tensor(DType::kF32, {c.t, c.d}, 50 + seed)),
+                   start = ctx().place(random_tensor(DType::kF32, {c.t, c.d}, 100 + seed));
+      expect_same(run(y, start, true), run(y, start, false));
+    }
+  }
+}
+
+TEST_F(CudaNormedGate, TiesAndNumbersThatAreNotFinite) {
+  for (const bool zeros : {true, false}) {  // all alike; or every fourth expert like another
+    set({"ties", 1, 640, 16, 64, 2, 6});
+    Tensor w = in.weights.gate.clone();
+    for (Index e = 0; e < 64; ++e)
+      for (Index i = 0; i < 640; ++i)
+        w.data<BFloat16>()[e * 640 + i] = zeros ? BFloat16(0.0f) : w.data<BFloat16>()[e / 4 * 4 * 640 + i];
+    gate = ctx().place(w);
+    const Tensor y = ctx().place(random_tensor(DType::kF32, {1, 640}, 1)),
+                 start = ctx().place(random_tensor(DType::kF32, {1, 640}, 2));
+    expect_same(run(y, start, true), run(y, start, false));
+  }
+  for (const float bad : {NAN, INFINITY}) {
+    Tensor y = random_tensor(DType::kF32, {1, 640}, 1);
+    y.data<float>()[77] = bad;
+    const Tensor placed = ctx().place(y), start = ctx().place(random_tensor(DType::kF32, {1, 640}, 2));
+    const Result r = run(placed, start, true);
+    EXPECT_TRUE(dsmoe::testing::throws_error([&] { ctx().synchronize(); }, {"token 0"}, ErrorCode::kNumeric)) << bad;
+    for (Index k = 0; k < 6; ++k) {
+      EXPECT_EQ(ctx().fetch(r.gated.chosen.experts).data<std::int32_t>()[k], k);
+      EXPECT_TRUE(std::isnan(ctx().fetch(r.gated.chosen.weights).data<float>()[k]));
+    }
   }
 }
 

@@ -234,6 +234,41 @@ TEST_F(CudaRows, ProjectAndStore) {
     }
 }
 
+// With the residual sum and the norm before: the bits of the steps, where one launch does all and where not. It may read
+// the sum's operands after the sum is written, so it is done often.
+TEST_F(CudaRows, AddNormProjectAndStore) {
+  std::vector<Index> tiles{512, 0};
+  constexpr Index kDim = 64;
+  const std::vector<ops::Slice> batches[] = {{{0, 1, 250, tiles}}, {{0, 3, 250, tiles}}};
+  for (const auto& batch : batches)
+    for (const Index inner : {512, 576, 640, 1024, 1088, 2048, 2112}) {
+      const Index rows = batch[0].rows;
+      SCOPED_TRACE(::testing::Message() << rows << " rows of " << inner);
+      const ops::Slices slices = ops::placed(ctx(), batch);
+      const ops::RopeAngles angles = ops::rope_angles(ctx(), ops::Rope(kDim, 10000.0, {}, 4096), slices);
+      const auto random = [&](DType dtype, Shape shape, std::uint64_t seed) {
+        return ctx().place(random_tensor(dtype, shape, seed));
+      };
+      const Tensor wq = random(DType::kBF16, {4 * kDim, inner}, 2), wk = random(DType::kBF16, {2 * kDim, inner}, 3),
+                   wv = random(DType::kBF16, {2 * kDim, inner}, 4), weight = random(DType::kBF16, {inner}, 5),
+                   y = random(DType::kBF16, {rows, inner}, 6), start = random(DType::kF32, {rows, inner}, 7);
+      const auto cache = [&] { return ctx().zeros(DType::kBF16, {1024, 2 * kDim}); };
+      Tensor k_want = cache(), v_want = cache(), x_want = start.clone();
+      const Tensor h = ops::add_rms_norm(ctx(), {y, x_want, weight, 1e-6f, DType::kBF16, false});
+      const Tensor want = ops::project_and_store(ctx(), h, {wq, wk, wv}, angles, slices, k_want, v_want);
+      for (int i = 0; i < 10; ++i) {
+        Tensor k_got = cache(), v_got = cache(), x = start;
+        const Tensor got = ops::project_and_store(ctx(), {y, x, weight, 1e-6f, DType::kBF16, true}, {wq, wk, wv}, angles,
+                                                  slices, k_got, v_got);
+        ASSERT_TRUE(same_bits(ctx().fetch(got), ctx().fetch(want)));
+        ASSERT_TRUE(same_bits(ctx().fetch(x), ctx().fetch(x_want)));
+        ASSERT_TRUE(same_bits(ctx().fetch(start), random_tensor(DType::kF32, {rows, inner}, 7)));
+        ASSERT_TRUE(same_bits(ctx().fetch(k_got), ctx().fetch(k_want)));
+        ASSERT_TRUE(same_bits(ctx().fetch(v_got), ctx().fetch(v_want)));
+      }
+    }
+}
+
 TEST_F(CudaRows, CrossEntropy) {
   for (const Index v : {3, 1000, 102400}) {
     const Tensor logits = random_tensor(DType::kF32, {4, v}, 8, 4.0f);
