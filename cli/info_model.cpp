@@ -5,6 +5,7 @@
 
 #include "cli/format.h"
 #include "dsmoe/chat_template.h"
+#include "formats/folder_source.h"
 #include "formats/gguf_config.h"
 #include "formats/gguf_tokenizer.h"
 #include "formats/model_source.h"
@@ -105,6 +106,8 @@ nlohmann::ordered_json model_info(const std::string& path) {
   attempt(missing, "tokenizer", [&] {
     const std::optional<Tokenizer> tokenizer = source->tokenizer();
     info["tokenizer"] = tokenizer ? Json(tokenizer->vocab_size()) : Json();
+    if (const std::string other = unread_tokenizer(path); !tokenizer && !other.empty())
+      missing.push_back(fmt::format("tokenizer: {}", other));
     info["chat_template"] = tokenizer && !tokenizer->chat_template().empty();
     if (tokenizer && !tokenizer->chat_template().empty())
       attempt(missing, "chat template", [&] { ChatTemplate{tokenizer->chat_template()}; });

@@ -1,6 +1,7 @@
 #include "formats/folder_source.h"
 
 #include "core/fail.h"
+#include "core/log.h"
 #include "formats/config_json.h"
 #include "formats/folder_names.h"
 #include "formats/generation_config.h"
@@ -26,7 +27,9 @@ class FolderSource final : public ModelSource {
   std::optional<Tokenizer> tokenizer() const override {
     return tokenizer_.get([&] {
       const fs::path file = part("tokenizer.json");
-      return fs::exists(file) ? std::optional(Tokenizer::load(file)) : std::nullopt;
+      if (fs::exists(file)) return std::optional(Tokenizer::load(file));
+      if (const std::string other = unread_tokenizer(file.parent_path()); !other.empty()) note("{}", other);
+      return std::optional<Tokenizer>();
     });
   }
 
@@ -120,6 +123,16 @@ class FolderSource final : public ModelSource {
 };
 
 }  // namespace
+
+std::string unread_tokenizer(const fs::path& folder) {
+  std::error_code ignored;
+  if (fs::exists(folder / "tokenizer.json", ignored)) return {};
+  for (const char* name : {"tokenizer.model", "tiktoken.model", "qwen.tiktoken", "hy.tiktoken"})
+    if (fs::exists(folder / name, ignored))
+      return fmt::format("{} is not read; save the tokenizer with transformers, which writes tokenizer.json beside it",
+                         name);
+  return {};
+}
 
 std::unique_ptr<const ModelSource> open_folder_source(const fs::path& path) { return std::make_unique<FolderSource>(path); }
 

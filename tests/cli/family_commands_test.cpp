@@ -22,9 +22,9 @@ class FamilyCommands : public ::testing::Test {
     EXPECT_EQ(r.status, 0) << r.err;
     return r;
   }
-  std::string made_of(const Json& config) const {
+  std::string made_of(const Json& config, const std::string& tokenizer = kSmallTokenizer) const {
     std::ofstream(path("config.json")) << config;
-    ok({"init", "--config", path("config.json"), "--seed", "3", "--tokenizer", kSmallTokenizer, "-o", path("model")});
+    ok({"init", "--config", path("config.json"), "--seed", "3", "--tokenizer", tokenizer, "-o", path("model")});
     return path("model");
   }
   // With latent attention.
@@ -72,6 +72,36 @@ class FamilyCommands : public ::testing::Test {
                     {"max_position_embeddings", 256},
                     {"initializer_range", 0.05}});
   }
+  // With shared experts behind a gate.
+  std::string qwen2() const {
+    return made_of({{"model_type", "qwen2_moe"},
+                    {"vocab_size", kSmallVocab},
+                    {"hidden_size", 64},
+                    {"num_hidden_layers", 2},
+                    {"num_attention_heads", 2},
+                    {"num_key_value_heads", 1},
+                    {"num_experts", 4},
+                    {"num_experts_per_tok", 2},
+                    {"moe_intermediate_size", 32},
+                    {"shared_expert_intermediate_size", 64},
+                    {"intermediate_size", 64},
+                    {"max_position_embeddings", 256},
+                    {"initializer_range", 0.05}});
+  }
+  // With a vocabulary of characters.
+  std::string mixtral() const {
+    return made_of({{"model_type", "mixtral"},
+                    {"vocab_size", 512},
+                    {"hidden_size", 64},
+                    {"num_hidden_layers", 2},
+                    {"num_attention_heads", 2},
+                    {"num_key_value_heads", 1},
+                    {"num_local_experts", 4},
+                    {"intermediate_size", 64},
+                    {"max_position_embeddings", 512},
+                    {"initializer_range", 0.05}},
+                   DSMOE_TEST_DATA "/tokenizer/data/characters");
+  }
   void is_a_model_for_every_command(const std::string& m) const;
   void is_trained_fine_tuned_and_pruned(const std::string& m, const char* experts) const;
 
@@ -96,6 +126,8 @@ void FamilyCommands::is_a_model_for_every_command(const std::string& m) const {
 }
 
 TEST_F(FamilyCommands, Qwen3IsAModelForEveryCommand) { is_a_model_for_every_command(qwen3()); }
+TEST_F(FamilyCommands, Qwen2IsAModelForEveryCommand) { is_a_model_for_every_command(qwen2()); }
+TEST_F(FamilyCommands, AModelOfCharactersForEveryCommand) { is_a_model_for_every_command(mixtral()); }
 TEST_F(FamilyCommands, DeepseekV3IsAModelForEveryCommand) { is_a_model_for_every_command(deepseek_v3()); }
 
 void FamilyCommands::is_trained_fine_tuned_and_pruned(const std::string& m, const char* experts) const {
@@ -120,6 +152,7 @@ void FamilyCommands::is_trained_fine_tuned_and_pruned(const std::string& m, cons
 }
 
 TEST_F(FamilyCommands, Qwen3IsTrainedFineTunedAndPruned) { is_trained_fine_tuned_and_pruned(qwen3(), "num_experts"); }
+TEST_F(FamilyCommands, Qwen2IsTrainedFineTunedAndPruned) { is_trained_fine_tuned_and_pruned(qwen2(), "num_experts"); }
 TEST_F(FamilyCommands, DeepseekV3IsTrainedFineTunedAndPruned) {
   is_trained_fine_tuned_and_pruned(deepseek_v3(), "n_routed_experts");
 }
@@ -139,6 +172,8 @@ TEST_F(FamilyCommands, InfoTellsFamilyNeedsAndWhatIsMissing) {
     std::ofstream(path(std::string(name) + "/config.json")) << fields;
     return ok({"info", path(name), "--json"}).json();
   };
+  const Json qwen2 = config("qwen2", {{"model_type", "qwen2_moe"}});
+  EXPECT_NE(qwen2["needs"].dump().find("4 shared experts behind a gate"), std::string::npos);
   const Json v4 = config("v4", {{"model_type", "deepseek_v4"}});
   EXPECT_EQ(v4["supported"], false);
   EXPECT_NE(v4["not_supported"].dump().find("deepseek_v4"), std::string::npos);
@@ -151,6 +186,9 @@ TEST_F(FamilyCommands, InfoTellsFamilyNeedsAndWhatIsMissing) {
   EXPECT_EQ(glm["supported"], true);
   EXPECT_NE(glm["not_supported"].dump().find("predicting further tokens"), std::string::npos);
   EXPECT_NE(glm["needs"].dump().find("64 of a head's 128"), std::string::npos);
+  std::ofstream(path("v3/tokenizer.model")) << "x";
+  const Json no_json = ok({"info", path("v3"), "--json"}).json();
+  EXPECT_NE(no_json["not_supported"].dump().find("tokenizer.model is not read"), std::string::npos);
   EXPECT_EQ(run_program({"info", path("nothing")}).status, 1);
 }
 

@@ -48,6 +48,7 @@ inline MoeGradients fetch(Context& ctx, const MoeGradients& g) {
   MoeGradients on_cpu;
   on_cpu.gate = ctx.fetch(g.gate);
   on_cpu.experts = Experts(ctx.fetch(g.experts.gate_up()), ctx.fetch(g.experts.down()));
+  if (g.shared_gate.numel() > 0) on_cpu.shared_gate = ctx.fetch(g.shared_gate);
   return on_cpu;
 }
 inline ops::Plan fetch(Context& ctx, const ops::Plan& p) {

@@ -27,7 +27,8 @@ struct Case {
   GroupScore group_score = GroupScore::kMax;
   float alpha = 0;  // of all three balance losses
   Index devices = 1, sequence = 0;
-  float hot = 0;  // the first expert's bias, and minus that of the last: all tokens choose the one, none the other
+  float hot = 0;       // the first expert's bias, and minus that of the last: all tokens choose the one, none the other
+  bool gated = false;  // the shared experts
 };
 
 inline const std::vector<Case>& fixed_cases() {
@@ -53,6 +54,15 @@ inline const std::vector<Case>& fixed_cases() {
       {"pairs_along_d", 90, 512, 264, 6, 2, 2},
   };
   return cases;
+}
+// Some of those with shared experts, with a gate in front of these.
+inline std::vector<Case> gated_cases() {
+  std::vector<Case> gated;
+  for (Case c : fixed_cases())
+    for (const char* name :
+         {"one_token", "no_tokens", "tile_sizes", "odd", "sixteen_b_small", "unaligned_wide", "pairs_along_d"})
+      if (c.name == name) gated.push_back(c), gated.back().gated = true;
+  return gated;
 }
 inline Case fixed_case(const std::string& name) {
   for (const Case& c : fixed_cases())
@@ -92,6 +102,7 @@ inline MoeConfig config_of(const Case& c) {
   m.norm_topk_prob = c.norm;
   m.routed_scaling_factor = c.scale;
   m.selection_bias = c.bias || c.hot != 0;
+  m.shared_gate = c.gated;
   m.groups = c.groups;
   m.groups_per_token = c.groups_per_token;
   m.group_score = c.group_score;
@@ -160,6 +171,7 @@ inline Inputs random_inputs(const Case& c, DType dtype, std::uint64_t seed) {
       in.weights.gate_bias.data<float>()[c.e - 1] = -c.hot;
     }
   }
+  if (c.gated) in.weights.shared_gate = draw(dtype, {c.d}, 1.5f * wd);
   while (!clear_choice(in)) in.x = draw(dtype, {c.t, c.d}, 1);
   return in;
 }
@@ -176,7 +188,8 @@ struct Outputs {
 inline Outputs reference(const Inputs& in) {
   Context ctx(1, Backend::kRef);
   const MoeWeights& w = in.weights;
-  const MoeLayer layer(in.config, {w.gate.to(DType::kF32), w.gate_bias, w.experts.stack(DType::kF32)});
+  const Tensor shared_gate = in.config.shared_gate ? w.shared_gate.to(DType::kF32) : Tensor();
+  const MoeLayer layer(in.config, {w.gate.to(DType::kF32), w.gate_bias, w.experts.stack(DType::kF32), shared_gate});
   const MoeForward out = layer.forward(ctx, in.x.to(DType::kF32), {.training = true, .sequence_length = in.sequence});
   Outputs r{out.y, {}, out.routing, fetch_losses(ctx, out), MoeGradients(in.config)};
   r.dx = layer.backward(ctx, in.dy.to(DType::kF32), out, r.grads);

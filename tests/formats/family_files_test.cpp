@@ -167,6 +167,11 @@ TEST(FamilyTensors, LayersForFurtherTokensArePassedOver) {
   }
   save_model(dir / "out", *ModelSource::open(dir / "glm4_moe"), DType::kF32, 1 << 30);
   EXPECT_EQ(ModelConfig::load(dir / "out").num_nextn_predict_layers, 0) << "what is not written is not promised";
+  write_with(kGolden / "ernie4_5_moe", dir / "ernie", [](auto& tensors) {
+    for (const char* name : {"model.mtp_block.0.input_layernorm.weight", "model.mtp_emb_norm.0.weight"})
+      tensors.emplace_back(name, Tensor::zeros(DType::kF32, {24}));
+  });
+  EXPECT_TRUE(test::same_bits(logits(ctx, dir / "ernie"), logits(ctx, kGolden / "ernie4_5_moe")));
   // Of a family that has none, and two layers behind the last, they are unexpected.
   write_with(kGolden / "qwen3_moe", dir / "qwen",
              [](auto& tensors) { tensors.emplace_back("model.layers.2.enorm.weight", Tensor::zeros(DType::kF32, {24})); });
@@ -209,6 +214,10 @@ TEST(FamilyGguf, WhatReadersTakeForGrantedIsRefusedOtherwise) {
   cannot("olmoe", "norm_topk_prob is true", [](ModelConfig& c) { c.norm_topk_prob = true; });
   cannot("olmoe", "num_key_value_heads is 1", [](ModelConfig& c) { c.num_key_value_heads = 1; });
   cannot("olmoe", "tie_word_embeddings", [](ModelConfig& c) { c.tie_word_embeddings = true; });
+  cannot("qwen2_moe", "norm_topk_prob is true", [](ModelConfig& c) { c.norm_topk_prob = true; });
+  cannot("qwen2_moe", "tie_word_embeddings", [](ModelConfig& c) { c.tie_word_embeddings = true; });
+  cannot("qwen2_moe", "n_shared_experts is 0",
+         [](ModelConfig& c) { c.shared_expert_intermediate_size = c.n_shared_experts.emplace(0); });
   cannot("glm4_moe", "n_group is 2", [](ModelConfig& c) { c.n_group = 2, c.topk_group = 1; });
   cannot("mixtral", "topk_method", [](ModelConfig& c) { c.topk_method = "noaux_tc"; });
 }

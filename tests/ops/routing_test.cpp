@@ -80,6 +80,31 @@ TEST(OpsRouting, OnlyTheBestGroupsAreChosenFrom) {
   EXPECT_EQ(chosen(ops::route(ctx, c, row({5, -5, 1, 1, 0, 0}), {})), (std::vector<int>{2, 3})) << "the best two decide";
 }
 
+// Biases below zero (GLM has them): what is outside the best groups is out of the choice, not 0, which would beat them.
+TEST(OpsRouting, BiasesBelowZeroDoNotLetOtherGroupsIn) {
+  Context ctx(1);
+  MoeConfig c = gate(6, 2);
+  c.score = ScoreFunction::kSigmoid, c.selection_bias = true;
+  c.groups = 3, c.groups_per_token = 1, c.group_score = GroupScore::kTop2Sum;
+  Tensor bias(DType::kF32, {6});
+  for (float& b : bias.span<float>()) b = -3;
+  EXPECT_EQ(chosen(ops::route(ctx, c, row({0, 0, 2, 1, -1, -1}), bias)), (std::vector<int>{2, 3}));
+}
+
+// A bias can choose experts whose scores are all 0; their weights are divided by 1e-20 and not by 0.
+TEST(OpsRouting, ChosenScoresOfZeroAreNormalisedToZero) {
+  for (const Backend backend : {Backend::kCpu, Backend::kRef}) {
+    Context ctx(1, backend);
+    MoeConfig c = gate(4, 2);
+    c.score = ScoreFunction::kSigmoid, c.selection_bias = true, c.norm_topk_prob = true;
+    Tensor bias = Tensor::zeros(DType::kF32, {4});
+    bias.data<float>()[2] = bias.data<float>()[3] = 5;
+    const ops::Chosen out = ops::route(ctx, c, row({1, 1, -500, -600}), bias);
+    EXPECT_EQ(chosen(out), (std::vector<int>{2, 3}));
+    for (const float w : out.weights.span<float>()) EXPECT_EQ(w, 0);
+  }
+}
+
 TEST(OpsRouting, NanAndInfinityNameLayerAndToken) {
   Context ctx(2);
   for (const float bad : {NAN, INFINITY, -INFINITY}) {

@@ -12,9 +12,10 @@ namespace {
 inline constexpr int kThreads = 256, kTokens = kThreads / 32;  // tokens of a block that has a warp for each
 
 template <class T>
+// The next kernel starts when this one has ended: what it writes is read by the one after that, and a gate/up product of
+// shared experts alone waits for nothing.
 __global__ void __launch_bounds__(kThreads) weigh_kernel(const __grid_constant__ SharedGate gate) {
   ptx::wait_for_previous_kernel();
-  ptx::let_next_kernel_start();
   const int token = blockIdx.x * kTokens + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (token >= gate.tokens) return;
   const T* const x = static_cast<const T*>(gate.x) + static_cast<std::size_t>(token) * gate.width;

@@ -15,6 +15,7 @@ using cuda::Path;
 void expect_close_gradients(const MoeGradients& got, const MoeGradients& want, double times, const LayerLimits& limits) {
   const auto error = [&](const Tensor& a, const Tensor& b) { return worst_row_error(a, b, b.numel(), times); };
   EXPECT_LT(error(got.gate, want.gate), limits.gate);
+  if (want.shared_gate.numel() > 0) EXPECT_LT(error(got.shared_gate, want.shared_gate), limits.gate);
   EXPECT_LT(error(got.experts.gate_up(), want.experts.gate_up()), limits.experts);
   EXPECT_LT(error(got.experts.down(), want.experts.down()), limits.experts);
 }
@@ -76,6 +77,26 @@ std::vector<Case> all_cases() {
 
 TEST_F(CudaLayer, Bf16MatchesReference) { check_cases(all_cases(), DType::kBF16); }
 TEST_F(CudaLayer, F32MatchesReference) { check_cases(all_cases(), DType::kF32); }
+
+// Their rows are weighed in a step of their own, which rounds them once more.
+TEST_F(CudaLayer, SharedExpertsBehindAGate) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) check_cases(gated_cases(), dtype);
+  check_cases(gated_cases(), DType::kBF16, true);
+}
+
+// The bits of training, in any batch: those of a token alone, which has kernels of its own.
+TEST_F(CudaLayer, SharedExpertsBehindAGateHaveTheSameBitsAnywhere) {
+  Case c = fixed_case("sixteen_b_small");
+  c.gated = true;
+  const Inputs in = random_inputs(c, DType::kBF16, 11);
+  const Tensor all = infer_on_gpu(ctx(), in);
+  EXPECT_TRUE(same_bits(all, train_on_gpu(ctx(), in).y));
+  for (const auto& [first, count] : {std::pair<Index, Index>{0, 1}, {7, 1}, {3, 5}, {20, 33}, {100, 100}}) {
+    Inputs part = in;
+    part.x = in.x.rows(first, first + count), part.sequence = 0;
+    EXPECT_TRUE(same_bits(infer_on_gpu(ctx(), part), all.rows(first, first + count))) << count << " from " << first;
+  }
+}
 
 // What a device older than sm_80 would run.
 TEST_F(CudaLayer, PlainMatchesReference) {
