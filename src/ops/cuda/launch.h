@@ -36,8 +36,8 @@ void launch_clusters(int cluster, void (*kernel)(Params...), dim3 grid, dim3 blo
 // A kernel launched this way may start before the one ahead of it has ended: it calls wait_for_previous_kernel() before it
 // reads anything that kernel wrote, or writes anything that kernel reads. Before that it may read weights, and what was
 // complete before the pass began: tables, and the keys and values of earlier passes. A kernel that writes before it waits
-// (gate_up, for the shared experts) must therefore not be given memory that was released while the kernels ahead of it still
-// use it: of gate and plan, which may both be running then, the Plan and what is chosen are all they use.
+// (gate_up, for the shared experts) must therefore not be given memory that was released while the kernels ahead of it
+// still use it: of gate and plan, which may both be running then, the Plan and what is chosen are all they use.
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, cudaStream_t stream, Args&&... args) {
   launch_clusters(1, kernel, grid, block, shared_bytes, stream, args...);
