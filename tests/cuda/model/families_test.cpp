@@ -90,6 +90,7 @@ TEST_F(CudaFamilies, PackedWeightsHaveTheBitsOfUnpackedOnes) {
   for (const Family* const family : all_families()) {
     SCOPED_TRACE(family->model_type);
     const ModelConfig c = wide_config(*family);
+    if (c.latent_attention()) continue;  // one of its matrices is never packed: packed_model_test.cpp
     const ModelSpec spec = spec_of(c);
     const std::vector<Parameter> parameters = parameter_list(c);
     std::vector<Tensor> stored, plain;
