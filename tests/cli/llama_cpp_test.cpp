@@ -57,7 +57,7 @@ class LlamaCpp : public ::testing::Test {
   std::pair<double, int> compare_logits(const std::string& file, const std::string& ids, Index vocab, double limit) const {
     shell("'" + path("llama_logits") + "' '" + file + "' '" + path("theirs") + "' " + ids);
     std::ofstream(path("x.ids")) << ids << "\n";
-    ok({"eval", "-m", file, "--data", path("x.ids"), "--kv-type", "f32", "--logits", path("ours.safetensors")});
+    ok({"eval", "-m", file, "--data", path("x.ids"), "--kv-type", "f32", "--logits", path("ours.safetensors"), "--force"});
     const std::string bytes = read_bytes(path("theirs"));
     const auto file_of_ours = io::SafetensorsFile::open(path("ours.safetensors"));
     const Tensor ours = file_of_ours.tensor("logits");
