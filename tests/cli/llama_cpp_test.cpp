@@ -57,7 +57,7 @@ class LlamaCpp : public ::testing::Test {
   std::pair<double, int> compare_logits(const std::string& file, const std::string& ids, Index vocab, double limit) const {
     shell("'" + path("llama_logits") + "' '" + file + "' '" + path("theirs") + "' " + ids);
     std::ofstream(path("x.ids")) << ids << "\n";
-    ok({"eval", "-m", file, "--data", path("x.ids"), "--kv-type", "f32", "--logits", path("ours.safetensors")});
+    ok({"eval", "-m", file, "--data", path("x.ids"), "--kv-type", "f32", "--logits", path("ours.safetensors"), "--force"});
     const std::string bytes = read_bytes(path("theirs"));
     const auto file_of_ours = io::SafetensorsFile::open(path("ours.safetensors"));
     const Tensor ours = file_of_ours.tensor("logits");
@@ -105,15 +105,18 @@ TEST_F(LlamaCpp, LogitsOfEveryFamily) {
   shell(DSMOE_TEST_DATA "/formats/llama_cpp/build.sh '" + tree_.string() + "' '" + path("llama_logits") + "'");
   int compared = 0;
   for (const auto& entry : fs::directory_iterator(DSMOE_TEST_DATA "/model/golden_families")) {
-    const std::string file = path(entry.path().filename().string() + ".gguf");
-    if (!entry.is_directory()) continue;
+    const std::string name = entry.path().filename(), file = path(name + ".gguf");
+    // Its reader takes models of other than 26 or 27 layers for ones with q_lora_rank, and knows no other betas of YaRN
+    // than 32 and 1 (2026-08).
+    const bool unknown = name == "deepseek_v2_lite" || name == "moonlight" || name == "deepseek_v3";
+    if (!entry.is_directory() || unknown) continue;
     const ProgramResult r = run_program({"convert", entry.path().string(), "-o", file, "--type", "f32"});
     if (r.status != 0 && r.err.find("keep the model as a Hugging Face folder") != std::string::npos) continue;
     ASSERT_EQ(r.status, 0) << r.err;
     const auto [worst, others] = compare_logits(file, "5 9 33 41 2 17 14 40 7 7 41 3", 48, 1e-4);
     EXPECT_LT(worst, 1e-4) << file;
     EXPECT_EQ(others, 0) << file;
-    std::printf("%-20s worst token %.2e\n", entry.path().filename().c_str(), worst);
+    std::printf("%-20s worst token %.2e\n", name.c_str(), worst);
     ++compared;
   }
   EXPECT_GE(compared, 9);
