@@ -49,7 +49,9 @@ void expect_close(const Step& got, const Step& want, const MoeConfig& c) {
   EXPECT_TRUE(test::close(got.out.y, want.out.y, limits.y));
   EXPECT_TRUE(test::close(got.dx, want.dx, limits.dx));
   EXPECT_TRUE(test::close(got.grads.gate, want.grads.gate, limits.gate));
-  if (c.shared_gate) EXPECT_TRUE(test::close(got.grads.shared_gate, want.grads.shared_gate, limits.gate));
+  if (c.shared_gate) {
+    EXPECT_TRUE(test::close(got.grads.shared_gate, want.grads.shared_gate, limits.gate));
+  }
   for (Index e = 0; e < got.grads.experts.count(); ++e) {
     const ExpertTensors a = expert_tensors(got.grads.experts, e), b = expert_tensors(want.grads.experts, e);
     for (const auto member : {&ExpertTensors::gate_proj, &ExpertTensors::up_proj, &ExpertTensors::down_proj})

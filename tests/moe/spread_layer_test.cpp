@@ -130,7 +130,9 @@ std::uint64_t check(const Case& c) {
       EXPECT_TRUE(test::same_bits(dx, want.dx.rows(first, last)));
     }
     EXPECT_TRUE(test::close(grads.gate, want.grads.gate, limits.gate));
-    if (c.config.shared_gate) EXPECT_TRUE(test::close(grads.shared_gate, want.grads.shared_gate, limits.gate));
+    if (c.config.shared_gate) {
+      EXPECT_TRUE(test::close(grads.shared_gate, want.grads.shared_gate, limits.gate));
+    }
     if (c.group == c.ranks) {  // one rank has all rows of an expert, in the order of the tokens
       EXPECT_TRUE(test::same_bits(gate_up, wanted(want.grads.experts.gate_up())));
       EXPECT_TRUE(test::same_bits(down, wanted(want.grads.experts.down())));

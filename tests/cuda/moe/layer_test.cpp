@@ -146,25 +146,28 @@ TEST_F(CudaLayer, F32GradientsAreOverwritten) {
 }
 
 TEST_F(CudaLayer, ScaledBalanceLosses) {
-  Inputs in = random_inputs(fixed_case("v3_like"), DType::kF32, 3);
-  in.config.router_z_alpha = 0.3f;
-  Context ref(1, Backend::kRef);
-  const MoeLayer plain(in.config, in.weights);
-  const GpuLayer gpu(ctx(), in);
-  for (const float scale : {0.0f, 100.0f}) {
-    MoeGradients want(in.config), got(in.config, Device::kCuda);
-    const MoeForward a = plain.forward(ref, in.x, {.training = true, .sequence_length = in.sequence});
-    plain.backward(ref, in.dy, a, want, {.aux_scale = scale});
-    gpu.layer.backward(ctx(), gpu.dy, gpu.forward(ctx(), true), got, {.aux_scale = scale});
-    const double limit = 2 * chain_limit(DType::kF32, 5, in.backward_length());
-    EXPECT_TRUE(close(ctx().fetch(got.gate), want.gate, limit)) << scale;
-    // A part of it that only the GPU's memory knows.
-    Tensor half(DType::kF32, {1});
-    half.data<float>()[0] = scale / 2;
-    MoeGradients again(in.config, Device::kCuda);
-    gpu.layer.backward(ctx(), gpu.dy, gpu.forward(ctx(), true), again,
-                       {.aux_scale = 2, .aux_scale_factor = ctx().place(half)});
-    EXPECT_TRUE(close(ctx().fetch(again.gate), want.gate, limit)) << scale;
+  for (const char* name : {"v3_like", "odd"}) {
+    Inputs in = random_inputs(fixed_case(name), DType::kF32, 3);
+    if (in.config.score == ScoreFunction::kSoftmax) in.config.router_z_alpha = 0.3f;
+    Context ref(1, Backend::kRef);
+    const MoeLayer plain(in.config, in.weights);
+    const GpuLayer gpu(ctx(), in);
+    for (const float scale : {0.0f, 100.0f}) {
+      SCOPED_TRACE(::testing::Message() << name << " times " << scale);
+      MoeGradients want(in.config), got(in.config, Device::kCuda);
+      const MoeForward a = plain.forward(ref, in.x, {.training = true, .sequence_length = in.sequence});
+      plain.backward(ref, in.dy, a, want, {.aux_scale = scale});
+      gpu.layer.backward(ctx(), gpu.dy, gpu.forward(ctx(), true), got, {.aux_scale = scale});
+      const double limit = 2 * chain_limit(DType::kF32, 5, in.backward_length());
+      EXPECT_TRUE(close(ctx().fetch(got.gate), want.gate, limit));
+      // A part of it that only the GPU's memory knows.
+      Tensor half(DType::kF32, {1});
+      half.data<float>()[0] = scale / 2;
+      MoeGradients again(in.config, Device::kCuda);
+      gpu.layer.backward(ctx(), gpu.dy, gpu.forward(ctx(), true), again,
+                         {.aux_scale = 2, .aux_scale_factor = ctx().place(half)});
+      EXPECT_TRUE(close(ctx().fetch(again.gate), want.gate, limit));
+    }
   }
 }
 
