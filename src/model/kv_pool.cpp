@@ -56,6 +56,7 @@ void KvPool::copy(Context& ctx, Index from, Index to, Index tokens) {
   const Index a = from * kPageTokens, b = to * kPageTokens;
   for (std::vector<Tensor>* tensors : {&k_, &v_}) {
     for (Tensor& x : *tensors) {
+      if (x.numel() == 0) continue;  // latent attention has no values
       Tensor rows = x.rows(b, b + tokens);
       const Tensor source = x.rows(a, a + tokens);
       if (!is_quantized(dtype_))

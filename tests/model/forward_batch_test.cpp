@@ -184,6 +184,7 @@ TEST_P(ForwardBatchTest, ExchangedPagesAreSeen) {
     model.forward(three, prompts);
     for (Index l = 0; exchange && l < pool->layers(); ++l) {
       for (Tensor* t : {&pool->k(l), &pool->v(l)}) {
+        if (t->bytes() == 0) continue;  // latent attention has its values in the keys
         const Index from = x.tiles()[0], to = y.tiles()[0];
         Tensor first = t->rows(from, from + KvPool::kPageTokens), second = t->rows(to, to + KvPool::kPageTokens);
         const Tensor kept = first.clone();
