@@ -104,11 +104,13 @@ bool prefix_space(const Json& file) {
   const std::string mark = "\u2581";
   if (type(pre) == "Metaspace" && normalizer.is_null() && pre.value("replacement", "") == mark && !pre.value("split", true))
     return pre.value("prepend_scheme", "always") != "never";
-  const Json steps = type(normalizer) == "Sequence" ? normalizer.value("normalizers", Json::array()) : Json{normalizer};
+  // Braces alone would be a copy for one compiler and a list for another.
+  const Json steps =
+      type(normalizer) == "Sequence" ? normalizer.value("normalizers", Json::array()) : Json::array({normalizer});
   const bool prefix = !steps.empty() && type(steps[0]) == "Prepend" && steps[0].value("prepend", "") == mark;
   const Json marks = steps.size() == (prefix ? 2u : 1u) ? steps.back() : Json();
   if (!pre.is_null() || type(marks) != "Replace" || marks.value("content", "") != mark ||
-      marks.value("pattern", Json()) != Json{{"String", " "}})
+      marks.value("pattern", Json()) != Json::object({{"String", " "}}))
     cannot_carry("only a mark for every space, and perhaps one in front, is known there for a vocabulary of characters");
   return prefix;
 }
