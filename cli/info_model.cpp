@@ -58,7 +58,7 @@ Json needs_of(const ModelConfig& config) {
     if (const auto* const m = std::get_if<MoeConfig>(&layer.feed_forward)) moe = m, ++layers;
   if (moe) describe_experts(*moe, layers, needs);
   if (const auto dense = static_cast<Index>(spec.layers.size()) - layers; dense > 0)
-    needs.push_back(fmt::format("{} dense layers", dense));
+    needs.push_back(fmt::format("{} dense layer{}", dense, dense == 1 ? "" : "s"));
   if (config.rope_scaling.type != RopeScalingType::kNone)
     needs.push_back(fmt::format("rotary positions stretched {} times", config.rope_scaling.factor));
   if (spec.tied_head) needs.push_back("the embedding as head");

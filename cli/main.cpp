@@ -33,7 +33,7 @@ class HelpFormatter : public CLI::Formatter {
  public:
   std::string make_option_opts(const CLI::Option* option) const override {
     const std::string type = option->get_type_name();  // "INT:POSITIVE" with a check
-    std::string value = option->get_default_str();
+    std::string value = option->get_option_text().empty() ? option->get_default_str() : option->get_option_text();
     if (value.starts_with("[")) value = value.substr(1, value.size() - 2);  // CLI11's lists have brackets of their own
     return type.empty() ? "" : " " + type.substr(0, type.find(':')) + (value.empty() ? "" : " [" + value + "]");
   }

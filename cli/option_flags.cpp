@@ -104,10 +104,10 @@ CLI::Option* add_choice(CLI::App& command, const OptionInfo& option, const std::
       ->default_str(now);
 }
 
-// CLI11 takes the default's text for a value that is missing, so help has its own.
+// CLI11 takes the default's text for a value that is missing, so help has the default as the option's own text (main.cpp).
 CLI::Option* may_lack_value(CLI::Option* option, const std::string& without) {
-  const std::string text = fmt::format("{} [{}]", option->get_type_name(), option->get_default_str());
-  return option->expected(0, 1)->default_str(without)->option_text(text);
+  const std::string now = option->get_default_str();
+  return option->expected(0, 1)->default_str(without)->option_text(now);
 }
 
 }  // namespace dsmoe::cli

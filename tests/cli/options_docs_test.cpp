@@ -37,6 +37,12 @@ TEST(OptionsDocs, AreWhatTheProgramPrints) {
   EXPECT_EQ(printed.out, committed()) << "run: dsmoe info --options > docs/options.md";
 }
 
+// Of an option that may stand alone, too, help shows what it is when it is not given.
+TEST(OptionsDocs, HelpShowsDefaults) {
+  EXPECT_TRUE(run_program({"train", "--help"}).out_has("--recompute none|moe|block [none]"));
+  EXPECT_TRUE(run_program({"generate", "--help"}).out_has("--device auto|cpu|cuda [auto]"));
+}
+
 TEST(OptionsDocs, EveryOptionIsAFlagOfItsCommand) {
   const std::string text = committed();
   const auto check = [&](const char* heading, const char* command) {
