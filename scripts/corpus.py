@@ -22,6 +22,7 @@ import hashlib
 import html
 import io
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -89,18 +90,25 @@ def packages_wanted():
     return sorted(names | {"base-files"})
 
 
+def apt(*command, cwd=None):
+    """What apt-cache or apt-get printed, in English."""
+    done = subprocess.run(command, cwd=cwd, text=True, capture_output=True, env={**os.environ, "LC_ALL": "C"})
+    if done.returncode != 0:
+        fail(f"{' '.join(command[:2])} failed: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout
+
+
 def download(folder):
     """What apt knows of the packages, into the folder; those of other Debian releases that are missing are named."""
     folder.mkdir(parents=True, exist_ok=True)
     there = {path.name.split("_")[0] for path in folder.glob("*.deb")}
-    missing = []
-    for name in packages_wanted():
-        if name in there:
-            continue
-        print(f"downloading {name}", file=sys.stderr)
-        if subprocess.run(["apt-get", "download", "-q", name], cwd=folder, stdout=subprocess.DEVNULL,
-                          stderr=subprocess.DEVNULL).returncode != 0:
-            missing.append(name)
+    wanted = [name for name in packages_wanted() if name not in there]
+    known = set(re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: [^(]", apt("apt-cache", "policy", *wanted), re.M))
+    missing = [name for name in wanted if name not in known]
+    wanted = [name for name in wanted if name in known]
+    if wanted:  # in one go: each call of apt-get reads apt's lists again
+        print(f"downloading {len(wanted)} packages", file=sys.stderr)
+        apt("apt-get", "download", "-q", *wanted, cwd=folder)
     return missing
 
 
