@@ -75,7 +75,7 @@ void add_plan(CLI::App& program) {
       size("--ranks", o->ranks, "Adds what training by so many processes takes: memory of each, bytes that it sends");
   size("--expert-parallel", o->expert_parallel, "With --ranks: spread the routed experts over so many of them")
       ->needs(ranks);
-  command->add_option("--zero", o->zero, "With --ranks: 1 for ZeRO stage 1")->check(CLI::Range(0, 1))->needs(ranks);
+  command->add_option("--zero", o->zero, "With --ranks: the stage of ZeRO, 1 or 2")->check(CLI::Range(0, 2))->needs(ranks);
   command->add_flag("--partial-sums", o->partial_sums, "With --expert-parallel: one sum per rank comes back")->needs(ranks);
   auto* device = command
                      ->add_option("--device", o->card,

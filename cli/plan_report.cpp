@@ -104,6 +104,7 @@ std::string cluster_text(const PlanResult& plan) {
   row("tokens to their experts and back", [](const train::StepTime& t) { return seconds(t.tokens); });
   row("  of that under the shared experts", [](const train::StepTime& t) { return seconds(t.hidden); });
   row("sums of gradients", [](const train::StepTime& t) { return seconds(t.gradients); });
+  row("  of that under backward", [](const train::StepTime& t) { return seconds(t.hidden_gradients); });
   row("step", [](const train::StepTime& t) { return seconds(t.total()); });
   row("share of the cards' peak",
       [&](const train::StepTime& t) { return fmt::format("{:.1f}%", 100 * at_peak / t.total()); });
@@ -113,7 +114,7 @@ std::string cluster_text(const PlanResult& plan) {
   table.row({"memory of a rank", memory(train::gpu_training_bytes(plan.config, o, plan.layout)),
              best ? memory(best->memory) : ""});
   const auto name = [](const train::RankLayout& l, train::Recompute recompute) {
-    return fmt::format("experts over {}, ZeRO {}{}", l.expert_parallel, l.zero ? 1 : 0,
+    return fmt::format("experts over {}, ZeRO {}{}", l.expert_parallel, l.zero,
                        recompute != train::Recompute::kNone ? ", recompute" : "");
   };
   if (!best) return table.str() + "  No layout of so many ranks fits these cards; use more of them or a smaller batch.\n";
@@ -125,7 +126,7 @@ std::string ranks_text(const PlanResult& plan) {
   const train::RankLayout& l = plan.layout;
   std::string title = fmt::format("Training by {} ranks", thousands(l.ranks));
   if (l.expert_parallel > 1) title += fmt::format(", experts over {}", thousands(l.expert_parallel));
-  if (l.zero) title += ", ZeRO 1";
+  if (l.zero > 0) title += fmt::format(", ZeRO {}", l.zero);
   Table memory({title, "weights", "master", "gradients", "moments", "total"});
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const TrainingMemory m = train::rank_memory(plan.config, dtype, l);

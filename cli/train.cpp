@@ -186,7 +186,7 @@ void add_options(CLI::App& command, TrainFlags& flags) {
   });
   take(add_flags(command, s.train, {.only = rest}));
   add_flags(command, s.balance);
-  add_flags(command, s, {.only = {"device", "threads", "expert-parallel", "zero", "partial-sums"}});
+  add_flags(command, s, {.only = {"device", "threads", "expert-parallel", "zero", "no-overlap", "partial-sums"}});
   command.add_flag("--json", flags.json, "Print the summary as JSON");
 }
 

@@ -36,6 +36,7 @@ struct RunSetup {
   // must end the job (MPI_Abort): the others wait for it.
   Index expert_parallel = 1;
   Index zero = 0;
+  bool no_overlap = false;
   bool partial_sums = false;
   TrainOptions train;
   BalanceOptions balance;
@@ -58,8 +59,11 @@ struct RunSetup {
     v(o.expert_parallel,
       {"expert-parallel", "With mpirun: spread the routed experts over groups of this many ranks (1: every rank has all)",
        at_least(1)});
-    v(o.zero, {"zero", "With mpirun: 1 shares out moments and master weights among the ranks (ZeRO stage 1)",
-               at_least(0).at_most(1)});
+    v(o.zero,
+      {"zero", "With mpirun: 1 shares out moments and master weights among the ranks (ZeRO stage 1), 2 the gradients too",
+       at_least(0).at_most(2)});
+    v(o.no_overlap,
+      {"no-overlap", "With mpirun: sum gradients after backward, not while it runs; the same bits either way"});
     v(o.partial_sums,
       {"partial-sums",
        "With expert-parallel: one sum per rank comes back instead of one row per expert; fewer bytes, other roundings"});

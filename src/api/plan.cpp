@@ -62,9 +62,9 @@ PlanResult make_plan(const PlanRequest& request) {
     require(value >= 0, "{} is {}; it must be at least 0", name, value);
   PlanResult plan = request.experts ? plan_numbers(request) : plan_model(request);
   plan.batch = request.batch;
-  plan.layout = {request.ranks, request.expert_parallel, request.zero > 0, request.partial_sums};
-  require(request.ranks >= 1 && request.expert_parallel >= 1 && (request.zero == 0 || request.zero == 1),
-          "ranks and expert-parallel are at least 1, and zero is 0 or 1; got {}, {} and {}", request.ranks,
+  plan.layout = {request.ranks, request.expert_parallel, request.zero, request.partial_sums};
+  require(request.ranks >= 1 && request.expert_parallel >= 1 && request.zero >= 0 && request.zero <= 2,
+          "ranks and expert-parallel are at least 1, and zero is 0, 1 or 2; got {}, {} and {}", request.ranks,
           request.expert_parallel, request.zero);
   if (!request.card.empty()) {
     require(request.batch > 0, "the time of a step needs a batch-size, of all ranks together");

@@ -66,8 +66,13 @@ Json memory_json(const PlanResult& plan) {
 }
 
 Json time_json(const train::StepTime& t, double at_peak) {
-  return {{"compute", t.compute}, {"tokens", t.tokens}, {"gradients", t.gradients},
-          {"hidden", t.hidden},   {"total", t.total()}, {"share_of_peak", at_peak / t.total()}};
+  return {{"compute", t.compute},
+          {"tokens", t.tokens},
+          {"gradients", t.gradients},
+          {"hidden", t.hidden},
+          {"hidden_gradients", t.hidden_gradients},
+          {"total", t.total()},
+          {"share_of_peak", at_peak / t.total()}};
 }
 
 Json cluster_json(const PlanResult& plan) {
@@ -79,7 +84,7 @@ Json cluster_json(const PlanResult& plan) {
   out["best_layout"] = nullptr;
   if (const auto best = train::best_layout(plan.config, o, plan.layout.ranks, *plan.cluster))
     out["best_layout"] = {{"expert_parallel", best->layout.expert_parallel},
-                          {"zero", best->layout.zero ? 1 : 0},
+                          {"zero", best->layout.zero},
                           {"recompute", best->recompute != train::Recompute::kNone},
                           {"memory", best->memory},
                           {"step_seconds", time_json(best->time, at_peak)}};
@@ -88,7 +93,7 @@ Json cluster_json(const PlanResult& plan) {
 
 Json ranks_json(const PlanResult& plan) {
   const train::RankLayout& l = plan.layout;
-  Json out = {{"ranks", l.ranks}, {"expert_parallel", l.expert_parallel}, {"zero", l.zero ? 1 : 0}};
+  Json out = {{"ranks", l.ranks}, {"expert_parallel", l.expert_parallel}, {"zero", l.zero}};
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const TrainingMemory m = train::rank_memory(plan.config, dtype, l);
     Json& entry = out[to_string(dtype)];

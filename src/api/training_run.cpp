@@ -27,7 +27,8 @@ parallel::Facts facts_of(const RunSetup& setup) {
   };
   add({{"model", setup.model}, {"preset", setup.preset}, {"config", setup.config}, {"out", setup.out}});
   add({{"resume", setup.resume}, {"tokenizer", setup.tokenizer}, {"expert-parallel", setup.expert_parallel}});
-  add({{"zero", setup.zero}, {"partial-sums", setup.partial_sums}, {"given", setup.given}});
+  add({{"zero", setup.zero}, {"no-overlap", setup.no_overlap}});
+  add({{"partial-sums", setup.partial_sums}, {"given", setup.given}});
   add({{"device", setup.device ? static_cast<int>(*setup.device) : -1}});
   add(to_json(setup.train));
   const BalanceOptions& b = setup.balance;
@@ -81,7 +82,8 @@ struct TrainingRun::Impl {
   Impl(const RunSetup& setup, const SetupHooks& hooks) : mesh(mesh_of(setup)), host(threads_of(setup, mesh.get())) {
     mesh ? set_up_in_turn(setup, hooks) : set_up(setup, hooks);
     if (device_of(setup) == Device::kCuda) gpu = std::make_unique<Context>(setup.threads, Backend::kCuda);
-    trainer.emplace(gpu ? *gpu : host, start.config, std::move(start.weights), start.options, mesh, setup.zero > 0);
+    trainer.emplace(gpu ? *gpu : host, start.config, std::move(start.weights), start.options, mesh,
+                    Sharing{setup.zero, !setup.no_overlap});
     if (!start.resumed) return;
     trainer->load_state(*start.resumed);
     state = load_run_state(*start.resumed);

@@ -287,6 +287,10 @@ void Transformer::loss_and_gradients(Context& ctx, std::span<const std::int32_t>
   if (!add_grads) ctx.fill_zero(grads.final_norm);
   Tensor dx = ctx.zeros(DType::kF32, x.shape());
   Tensor rounded = norm_backward(ctx, dh, x, weights_->final_norm, eps, dtype(), dx, grads.final_norm);
+  const auto done = [&](Index stage) {
+    if (options.done) options.done(stage);
+  };
+  done(stages() - 1);
   const PassHooks no_hooks;  // a block that runs again is not heard again
   const Pass pass(ctx, batch, saved.rope, no_hooks, *weights_);
   for (std::size_t l = blocks_.size(); l-- > 0;) {
@@ -297,10 +301,12 @@ void Transformer::loss_and_gradients(Context& ctx, std::span<const std::int32_t>
       blocks_[l].forward(ctx, pass, x_in, y, &block);
     }
     blocks_[l].backward(ctx, pass, block, dx, rounded, grads.layers[l], add_grads, options.aux_scale);
+    done(static_cast<Index>(l) + 1);
   }
   mark(ctx, "embedding");
   if (!add_grads && !spec_->tied_head) ctx.fill_zero(grads.embedding);  // a tied head's gradient is there already
   ops::embedding_backward(ctx, Tensor::view_of(ids), dx, grads.embedding);
+  done(0);
   weights_->check();
   mark(ctx, "fetching the losses");
   later.parts_ = sums.size();

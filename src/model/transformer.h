@@ -50,6 +50,8 @@ struct TrainingPass {
   train::Recompute recompute = train::Recompute::kNone;
   bool add_grads = true;           // else the gradients are written over, whatever they were
   Tensor* token_losses = nullptr;  // as for losses()
+  // Backward is done with a stage: the gradients of its weights are there. The last stage first; see Transformer::update().
+  std::function<void(Index stage)> done = {};
 };
 
 // What a training pass leaves behind.

@@ -50,27 +50,51 @@ bool all_of(const ModelSpec& spec, const ModelWeights& w, DType dtype) {
   return true;
 }
 
-// Stacks and tensors of a model's own; no selection bias among gradients.
-ModelTensors own_tensors(const ModelSpec& spec, DType dtype, bool gradients, Device device, ExpertShare share) {
+// Stacks and tensors of a model's own; no selection bias among gradients. A layer has those of the layer before it that
+// `same_as` says, if that is another one.
+ModelTensors own_tensors(const ModelSpec& spec, DType dtype, bool gradients, Device device, ExpertShare share,
+                         const std::vector<std::size_t>& same_as = {}) {
+  const auto is_same = [&](std::size_t layer) { return !same_as.empty() && same_as[layer] != layer; };
   const auto make = [&](DType type, const Shape& shape) {
     return gradients ? Tensor::zeros(type, shape, device) : Tensor(type, shape, device);
   };
   ModelTensors m;
   m.share = share;
   for (const LayerSpec& layer : spec.layers) {
+    LayerTensors& tensors = m.layers.emplace_back();
+    if (is_same(m.layers.size() - 1)) continue;
     const ExpertsShape e = experts_shape(layer);
     const Index count = e.whole + share.count(e.routed);
-    m.layers.emplace_back().experts =
-        Experts(make(dtype, {count, 2, e.width, spec.width}), make(dtype, {count, spec.width, e.width}));
+    tensors.experts = Experts(make(dtype, {count, 2, e.width, spec.width}), make(dtype, {count, spec.width, e.width}));
   }
   for (const Parameter& p : registered_parameters(spec))
-    if (Tensor* const t = tensor_of(m, p); t && (!gradients || p.traits.gradient))
+    if (Tensor* const t = tensor_of(m, p);
+        t && (!gradients || p.traits.gradient) && (p.layer < 0 || !is_same(static_cast<std::size_t>(p.layer))))
       *t = make(gradients ? dtype : stored_dtype(p, dtype), p.shape);
+  for (std::size_t l = 0; l < m.layers.size(); ++l)
+    if (is_same(l)) m.layers[l] = m.layers[same_as[l]];
   if (spec.tied_head) m.head = m.embedding;
   return m;
 }
 
 }  // namespace
+
+std::vector<std::size_t> turns_of(const ModelSpec& spec) {
+  using Kind = std::vector<std::pair<std::string_view, Shape>>;
+  std::vector<Kind> kinds(spec.layers.size());
+  visit_parameters(spec, [&](const Parameter& p) {
+    if (p.layer >= 0) kinds[static_cast<std::size_t>(p.layer)].emplace_back(p.role, p.shape);
+  });
+  std::vector<std::size_t> first(kinds.size());
+  for (std::size_t l = 0; l < kinds.size(); ++l) {
+    // The two newest ones of its kind before it: the older of them, once there are two.
+    std::vector<std::size_t> alike;
+    for (std::size_t before = l; before-- > 0 && alike.size() < 2;)
+      if (kinds[before] == kinds[l]) alike.push_back(before);
+    first[l] = alike.size() == 2 ? first[alike.back()] : l;
+  }
+  return first;
+}
 
 MoeGradients LayerTensors::moe_gradients() const {
   MoeGradients grads;
@@ -107,8 +131,8 @@ bool trainable(const ModelSpec& spec, const ModelWeights& w) {
 ModelWeights empty_weights(const ModelSpec& spec, DType dtype, Device device, ExpertShare share) {
   return own_tensors(spec, dtype, false, device, share);
 }
-ModelGradients zero_gradients(const ModelSpec& spec, Device device, ExpertShare share) {
-  return own_tensors(spec, DType::kF32, true, device, share);
+ModelGradients zero_gradients(const ModelSpec& spec, Device device, ExpertShare share, bool taking_turns) {
+  return own_tensors(spec, DType::kF32, true, device, share, taking_turns ? turns_of(spec) : std::vector<std::size_t>());
 }
 
 ModelWeights listed_weights(const ModelSpec& spec, std::span<const Parameter> parameters, std::vector<Tensor> tensors) {
@@ -169,9 +193,9 @@ ModelWeights owned_copy(const ModelConfig& config, const ModelWeights& weights, 
   return owned_copy(spec_of(config), weights, dtype, device, share);
 }
 
-ModelGradients zero_gradients(const ModelConfig& config, Device device, ExpertShare share) {
+ModelGradients zero_gradients(const ModelConfig& config, Device device, ExpertShare share, bool taking_turns) {
   config.validate();
-  return zero_gradients(spec_of(config), device, share);
+  return zero_gradients(spec_of(config), device, share, taking_turns);
 }
 
 }  // namespace dsmoe

@@ -94,15 +94,19 @@ ModelWeights owned_copy(const ModelSpec& spec, std::span<const Parameter> parame
 ModelWeights packed_copy(const ModelSpec& spec, const ModelWeights& weights, Context& ctx);
 ModelWeights packed_copy(const ModelSpec& spec, std::span<const Parameter> parameters, const ParameterReader& reader,
                          Context& ctx);
-// All zero, f32.
-ModelGradients zero_gradients(const ModelSpec& spec, Device device = Device::kCpu, ExpertShare share = {});
+// All zero, f32. `taking_turns`: of layers that are alike every second has the same tensors, for those who are done with a
+// layer's gradients when backward is done with the next one's: turns_of() says which layer has them first.
+ModelGradients zero_gradients(const ModelSpec& spec, Device device = Device::kCpu, ExpertShare share = {},
+                              bool taking_turns = false);
+std::vector<std::size_t> turns_of(const ModelSpec& spec);
 
 // The same for a config, which its family makes a spec of.
 ModelWeights empty_weights(const ModelConfig& config, DType dtype);
 ModelWeights listed_weights(const ModelConfig& config, std::span<const Parameter> parameters, std::vector<Tensor> tensors);
 ModelWeights owned_copy(const ModelConfig& config, const ModelWeights& weights, DType dtype, Device device = Device::kCpu,
                         ExpertShare share = {});
-ModelGradients zero_gradients(const ModelConfig& config, Device device = Device::kCpu, ExpertShare share = {});
+ModelGradients zero_gradients(const ModelConfig& config, Device device = Device::kCpu, ExpertShare share = {},
+                              bool taking_turns = false);
 
 // One tensor of a freshly initialised model, as its traits say, which is as the reference draws it: router uniform in
 // ±1/sqrt(D), norms 1, biases 0, the row of the padding token 0, all else normal with deviation initializer_range.

@@ -42,6 +42,8 @@ class Comm {
    public:
     virtual ~Pending() = default;
     virtual void wait() = 0;
+    // It will be a while until somebody waits: bytes that only move when they are asked about are asked about meanwhile.
+    virtual void meanwhile() {}
   };
   // to[r] goes to rank r, from[r] comes from it; both sides know how long they are. To itself it is a copy.
   virtual std::unique_ptr<Pending> start_exchange(std::span<const ConstBytes> to, std::span<const Bytes> from) = 0;

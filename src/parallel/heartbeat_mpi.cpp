@@ -44,7 +44,11 @@ Heartbeat::Heartbeat(MpiState& state) : state_(state), looked_(now()) {
 }
 
 Heartbeat::~Heartbeat() {
-  stop_ = true;
+  {
+    const std::lock_guard lock(state_.wake_mutex);
+    stop_ = true;
+  }
+  state_.wake.notify_all();
   thread_.join();
   const std::lock_guard lock(state_.mutex);
   if (state_.broken) return;
@@ -63,8 +67,22 @@ void Heartbeat::run() {
       beat();
       if (!stop_) look();
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    rest();
   }
+}
+
+// Until the next beat, moving bytes meanwhile.
+void Heartbeat::rest() {
+  if (state_.on_their_way == 0) {
+    std::unique_lock lock(state_.wake_mutex);
+    state_.wake.wait_for(lock, std::chrono::milliseconds(50), [&] { return stop_ || state_.on_their_way > 0; });
+    return;
+  }
+  if (const std::unique_lock lock(state_.mutex, std::try_to_lock); lock.owns_lock() && !state_.broken) {
+    int any = 0;
+    MPI_Iprobe(MPI_ANY_SOURCE, kBeatTag, state_.beats, &any, MPI_STATUS_IGNORE);
+  }
+  std::this_thread::sleep_for(std::chrono::microseconds(200));
 }
 
 void Heartbeat::beat() {

@@ -5,6 +5,7 @@
 #include <mpi.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -28,6 +29,11 @@ struct MpiState {
   // Messages were given up on their way, and their memory may be gone: MPI is not called to move bytes any more, not even
   // by the heartbeat, so this rank is silent from then on and the others end. Under the mutex.
   bool broken = false;
+
+  // Messages that nobody waits for yet. MPI moves bytes when it is called, so the heartbeat's thread calls it meanwhile.
+  std::atomic<int> on_their_way = 0;
+  std::mutex wake_mutex;
+  std::condition_variable wake;
 
   std::atomic<int> lost = -1;  // a rank that is not heard of any more
   std::mutex handler_mutex;
@@ -54,6 +60,7 @@ class Heartbeat {
     MPI_Request send = MPI_REQUEST_NULL, receive = MPI_REQUEST_NULL;
   };
   void run();
+  void rest();
   void beat();
   void look();
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <exception>
 #include <optional>
+#include <utility>
 
 #include "core/device.h"
 #include "core/fail.h"
@@ -35,6 +36,7 @@ class MpiPending : public Comm::Pending {
   explicit MpiPending(MpiState& state) : state_(state) {}
   // Given up, for an error: the caller's memory may be gone soon, so nothing may move bytes into it or out of it any more.
   ~MpiPending() override {
+    settle();
     const std::lock_guard lock(state_.mutex);
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       if (requests_[i] == MPI_REQUEST_NULL) continue;
@@ -58,7 +60,17 @@ class MpiPending : public Comm::Pending {
           "send bytes");
   }
 
+  void meanwhile() override {
+    if (std::exchange(moved_by_others_, true)) return;
+    {
+      const std::lock_guard lock(state_.wake_mutex);
+      ++state_.on_their_way;
+    }
+    state_.wake.notify_one();
+  }
+
   void wait() override {
+    settle();
     for (int round = 0; !arrived(); ++round) {
       if (state_.lost >= 0) fail(ErrorCode::kIo, "{}", state_.lost_line());
       // Processors may be fewer than ranks: whoever waits gives way at once, and sleeps when it takes longer.
@@ -99,7 +111,12 @@ class MpiPending : public Comm::Pending {
     }
   }
 
+  void settle() {
+    if (std::exchange(moved_by_others_, false)) --state_.on_their_way;
+  }
+
   MpiState& state_;
+  bool moved_by_others_ = false;
   std::vector<MPI_Request> requests_;  // what is received, then what is sent
   std::vector<MPI_Status> statuses_;
   std::vector<int> expected_;  // bytes of what is received

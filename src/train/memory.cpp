@@ -105,7 +105,8 @@ std::size_t gpu_training_bytes(const ModelConfig& c, const TrainOptions& o, cons
   const bool shared_out = layout.ranks > 1 && o.lora_rank == 0;
   const std::size_t state =
       shared_out ? static_cast<std::size_t>(rank_memory(c, o.dtype, layout).total()) : state_bytes(spec, o);
-  const std::size_t bytes = state + kept.always + std::max(head, kept.again + layer) + streams;
+  const std::size_t summed = shared_out && layout.overlap ? block_of_bytes(4 * largest_stage(c, layout)) : std::size_t{0};
+  const std::size_t bytes = state + kept.always + std::max(head, kept.again + layer) + streams + summed;
   // A freed block may be used again for a smaller tensor. With 2% for that the sum is within 4% of what the three models of
   // docs/performance.md took, whatever they computed again.
   return bytes + bytes / 50;

@@ -5,6 +5,7 @@
 #include "core/fail.h"
 #include "model/families/family.h"
 #include "model/parameters.h"
+#include "model/weights.h"
 #include "moe/dispatch.h"
 
 namespace dsmoe::train {
@@ -16,10 +17,11 @@ struct Held {
   Index everywhere = 0, spread = 0;
 };
 
-Held held(const ModelSpec& spec, const RankLayout& layout, bool trained_only) {
+template <class Wanted>
+Held held(const ModelSpec& spec, const RankLayout& layout, Wanted wanted) {
   Held n;
   visit_parameters(spec, [&](const Parameter& p) {
-    if (trained_only && !p.traits.gradient) return;
+    if (!wanted(p)) return;
     const auto* const place = std::get_if<ExpertPlace>(&p.place);
     if (place == nullptr || p.expert < 0 || layout.expert_parallel == 1) {
       n.everywhere += p.shape.numel();
@@ -29,6 +31,9 @@ Held held(const ModelSpec& spec, const RankLayout& layout, bool trained_only) {
   });
   return n;
 }
+
+bool any(const Parameter&) { return true; }
+bool is_trained(const Parameter& p) { return p.traits.gradient; }
 
 }  // namespace
 
@@ -42,7 +47,8 @@ void RankLayout::check(const ModelConfig& config) const {
 
 TrainingMemory rank_memory(const ModelConfig& config, DType dtype, const RankLayout& layout) {
   layout.check(config);
-  const Held all = held(spec_of(config), layout, false), trained = held(spec_of(config), layout, true);
+  const ModelSpec spec = spec_of(config);
+  const Held all = held(spec, layout, any), trained = held(spec, layout, is_trained);
   const auto share = [](Index n, Index ranks) { return (n + ranks - 1) / ranks; };
   const Index kept =
       layout.zero ? share(trained.everywhere, layout.ranks) + share(trained.spread, layout.ranks / layout.expert_parallel)
@@ -50,9 +56,27 @@ TrainingMemory rank_memory(const ModelConfig& config, DType dtype, const RankLay
   TrainingMemory m;
   m.weights = (all.everywhere + all.spread) * static_cast<Index>(size_of(dtype));
   m.gradients = 4 * (trained.everywhere + trained.spread);
+  if (layout.zero == 2) {
+    const std::vector<std::size_t> turns = turns_of(spec);
+    const Held places = held(spec, layout, [&](const Parameter& p) {
+      return is_trained(p) &&
+             (p.layer < 0 || turns[static_cast<std::size_t>(p.layer)] == static_cast<std::size_t>(p.layer));
+    });
+    m.gradients = 4 * (places.everywhere + places.spread + kept);
+  }
   m.master_weights = dtype == DType::kF32 ? 0 : 4 * kept;
   m.moments = 8 * kept;
   return m;
+}
+
+Index largest_stage(const ModelConfig& config, const RankLayout& layout) {
+  const ModelSpec spec = spec_of(config);
+  Index largest = spec.vocab * spec.width;
+  for (Index l = 0; l < static_cast<Index>(spec.layers.size()); ++l) {
+    const Held n = held(spec, layout, [&](const Parameter& p) { return is_trained(p) && p.layer == l; });
+    largest = std::max(largest, n.everywhere + (layout.ranks > layout.expert_parallel ? n.spread : 0));
+  }
+  return largest;
 }
 
 RowsToOthers rows_to_others(const MoeConfig& moe, const RankLayout& layout) {
@@ -67,7 +91,7 @@ RowsToOthers rows_to_others(const MoeConfig& moe, const RankLayout& layout) {
 RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayout& layout, Index tokens) {
   layout.check(config);
   const ModelSpec spec = spec_of(config);
-  const Held trained = held(spec, layout, true);
+  const Held trained = held(spec, layout, is_trained);
   const auto element = static_cast<double>(size_of(dtype));
   RankTraffic t;
   // There as shares to be summed, and back as sums, or with ZeRO as weights.

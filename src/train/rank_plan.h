@@ -9,11 +9,17 @@ namespace dsmoe::train {
 
 struct RankLayout {
   Index ranks = 1, expert_parallel = 1;
-  bool zero = false, partial_sums = false;
+  Index zero = 0;  // ZeRO's stage
+  bool partial_sums = false;
   Device device = Device::kCpu;  // GPUs send rows in the dtype of the weights
+  bool overlap = true;           // gradients are summed while backward runs
 
   void check(const ModelConfig& config) const;  // throws for what make_mesh() and the layers refuse
 };
+
+// Numbers of the largest stage's gradients (gradient_sums.h): those of the others are held beside them while they are
+// summed.
+Index largest_stage(const ModelConfig& config, const RankLayout& layout);
 
 // Of the rank with the most experts.
 TrainingMemory rank_memory(const ModelConfig& config, DType dtype, const RankLayout& layout);

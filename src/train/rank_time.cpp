@@ -37,6 +37,14 @@ double hidden_time(const ModelConfig& config, DType dtype, const RankLayout& lay
   return hidden;
 }
 
+// Seconds of the gradients' way that backward takes for the layers that come after: all but the last stage's. What ZeRO
+// sends back are weights, after the update.
+double hidden_sums(const ModelSpec& spec, DType dtype, const RankLayout& layout, const StepTime& t) {
+  const double in_backward = layout.zero == 0 ? 1 : 4 / (4 + static_cast<double>(size_of(dtype)));
+  const double layers = static_cast<double>(spec.layers.size());
+  return std::min(t.gradients * in_backward, t.compute * 2 / 3) * layers / (layers + 1);
+}
+
 }  // namespace
 
 const Card& card_named(const std::string& name) {
@@ -62,6 +70,7 @@ StepTime step_time(const ModelConfig& config, const TrainOptions& o, const RankL
               (o.recompute == Recompute::kBlock ? 4.0 / 3 : 1);
   t.tokens = traffic.tokens / cluster.link;
   t.gradients = traffic.gradients / cluster.link;
+  if (layout.overlap) t.hidden_gradients = hidden_sums(spec_of(config), o.dtype, layout, t);
   if (layout.expert_parallel > 1) t.hidden = hidden_time(config, o.dtype, layout, tokens, flops, cluster.link);
   return t;
 }
@@ -72,7 +81,7 @@ std::optional<BestLayout> best_layout(const ModelConfig& config, const TrainOpti
   for (const Recompute recompute : {Recompute::kNone, Recompute::kBlock}) {
     for (Index group = 1; group <= std::min(ranks, std::max<Index>(config.routed_experts(), 1)); ++group) {
       if (ranks % group != 0) continue;
-      for (const bool zero : {false, true}) {
+      for (const Index zero : {0, 1, 2}) {
         TrainOptions o = options;
         o.recompute = recompute;
         const RankLayout layout{ranks, group, zero};

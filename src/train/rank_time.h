@@ -27,8 +27,9 @@ struct Cluster {
 // Seconds of a step of one pass.
 struct StepTime {
   double compute = 0, tokens = 0, gradients = 0;
-  double hidden = 0;  // of the tokens' way to their experts: the shared experts are computed meanwhile
-  double total() const { return compute + tokens + gradients - hidden; }
+  double hidden = 0;            // of the tokens' way to their experts: the shared experts are computed meanwhile
+  double hidden_gradients = 0;  // of the gradients': backward computes others meanwhile
+  double total() const { return compute + tokens + gradients - hidden - hidden_gradients; }
 };
 // Of batch_size sequences of all ranks, once through the model; What options.recompute does again is
 // more to compute.

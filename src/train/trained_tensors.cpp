@@ -60,8 +60,14 @@ void TrainedTensors::add(Context& ctx, std::vector<Entry> entries) {
 void TrainedTensors::add_tensor(Context& ctx, const std::vector<Entry>& entries) {
   const Tensor &weight = entries.front().weight.tensor, &gradient = entries.front().gradient.tensor;
   const std::vector<Run> runs = runs_of(entries);
-  for (const Run& run : runs)
-    if (!run.trained) unused_.push_back(part(gradient, run.first, run.count));
+  const Index stage = entries.front().stage;
+  for (const Run& run : runs) {
+    const Tensor all = part(gradient, run.first, run.count);
+    if (shares_gradients())
+      sums_.add_cleared(stage, all);
+    else if (!run.trained || zero_)
+      unused_.push_back(all);
+  }
   if (std::none_of(entries.begin(), entries.end(), [](const Entry& e) { return e.trained; })) return;
 
   Storage s{.weight = weight, .in_model = false, .rounded = weight.dtype() != DType::kF32};
@@ -76,6 +82,7 @@ void TrainedTensors::add_tensor(Context& ctx, const std::vector<Entry>& entries)
   }
   const Shape shape = zero_ ? Shape({numbers}) : weight.shape();
   s.m = ctx.zeros(DType::kF32, shape), s.v = ctx.zeros(DType::kF32, shape);
+  if (shares_gradients()) s.gradient = ctx.zeros(DType::kF32, shape);
   if (!zero_) {
     s.master = ops::converted(ctx, weight, DType::kF32);
   } else if (s.rounded) {
@@ -85,13 +92,12 @@ void TrainedTensors::add_tensor(Context& ctx, const std::vector<Entry>& entries)
   for (const Slice& slice : s.slices) {
     const auto own = [&](const Tensor& t) { return part(t, slice.at, slice.count); };
     const auto of = [&](const Tensor& t) { return part(t, slice.first, slice.count); };
-    const Tensor all = part(gradient, slice.run.first, slice.run.count);
-    if (mesh_) summed_.emplace_back(all, slice.run.spread);
-    if (zero_) unused_.push_back(all);
-    pieces_.push_back({zero_ && !s.rounded ? of(weight) : own(s.master), of(gradient), own(s.m), own(s.v),
-                       s.rounded ? of(weight) : Tensor(), slice.run.decay});
+    const Tensor share = shares_gradients() ? own(s.gradient) : Tensor();
+    if (mesh_) sums_.add(group(slice.run.spread), stage, part(gradient, slice.run.first, slice.run.count), share);
+    pieces_.push_back({zero_ && !s.rounded ? of(weight) : own(s.master), shares_gradients() ? share : of(gradient),
+                       own(s.m), own(s.v), s.rounded ? of(weight) : Tensor(), slice.run.decay});
     piece_spread_.push_back(slice.run.spread);
-    piece_stage_.push_back(entries.front().stage);
+    piece_stage_.push_back(stage);
     // Handles of one piece have one shape.
     ops::AdamTensor& p = pieces_.back();
     for (Tensor* t : {&p.gradient, &p.m, &p.v, &p.stored})
@@ -112,22 +118,8 @@ Index TrainedTensors::trained_numbers() const {
 
 std::size_t TrainedTensors::bytes() const {
   std::size_t bytes = 0;
-  for (const Storage& s : storages_) bytes += s.m.bytes() * (s.in_model ? 2 : 3);
+  for (const Storage& s : storages_) bytes += s.m.bytes() * (s.in_model ? 2 : 3) + s.gradient.bytes();
   return bytes;
-}
-
-void TrainedTensors::reduce_gradients() {
-  if (!mesh_) return;
-  for (const bool spread : {false, true}) {
-    std::vector<Tensor> some;
-    for (const auto& [gradient, is_spread] : summed_)
-      if (is_spread == spread) some.push_back(gradient);
-    if (!zero_) {
-      all_reduce(*ctx_, group(spread), some);
-    } else {
-      for (const Tensor& gradient : some) reduce_scatter(*ctx_, group(spread), gradient);
-    }
-  }
 }
 
 Tensor TrainedTensors::gradient_square(Context& ctx) const {

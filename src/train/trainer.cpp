@@ -82,23 +82,30 @@ ExpertShare share_of(const parallel::Mesh* mesh) {
   return mesh ? ExpertShare{mesh->experts->rank(), mesh->experts->size()} : ExpertShare{};
 }
 
-RankLayout layout_of(const parallel::Mesh* mesh, bool zero) {
-  return mesh ? RankLayout{mesh->world->size(), mesh->experts->size(), zero, mesh->partial_sums} : RankLayout{};
+RankLayout layout_of(const parallel::Mesh* mesh, const Sharing& sharing) {
+  if (mesh == nullptr) return {};
+  return {mesh->world->size(), mesh->experts->size(), sharing.zero, mesh->partial_sums, Device::kCuda, sharing.overlap};
+}
+
+// Adapters need all gradients of the weights that they are added to, and theirs are small.
+Sharing sharing_of(Sharing sharing, const TrainOptions& options) {
+  if (options.lora_rank > 0) sharing = {std::min<Index>(sharing.zero, 1), false};
+  return sharing;
 }
 
 }  // namespace
 
 Trainer::Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const TrainOptions& options,
-                 std::shared_ptr<const parallel::Mesh> mesh, bool zero)
+                 std::shared_ptr<const parallel::Mesh> mesh, Sharing sharing)
     : ctx_(ctx),
       options_(options),
       mesh_(mesh && !mesh->alone() ? std::move(mesh) : nullptr),
       overwrites_(ctx.device() == Device::kCuda),
       schedule_(options.lr_schedule),
-      model_{checked(ctx, config, options, layout_of(mesh_.get(), zero)),
+      model_{checked(ctx, config, options, layout_of(mesh_.get(), sharing_of(sharing, options))),
              owned_copy(config, weights, options.dtype, ctx.device(), share_of(mesh_.get())), mesh_},
-      grads_(zero_gradients(config, ctx.device(), share_of(mesh_.get()))),
-      trained_(mesh_, zero),
+      trained_(mesh_, sharing_of(sharing, options)),
+      grads_(zero_gradients(config, ctx.device(), share_of(mesh_.get()), trained_.shares_gradients())),
       runs_ahead_(ctx.device() == Device::kCuda && !mesh_ && options.lora_rank == 0 && options.bias_update_speed == 0),
       scale_(ctx.zeros(DType::kF64, {1})) {
   require(options.bias_update_speed == 0 || config.selection_bias(),
@@ -153,12 +160,16 @@ void Trainer::launch_passes(Flight& flight) {
   for (std::size_t i = 0; i < flight.passes.size(); ++i) {
     const Batch& b = flight.passes[i];
     Tensor losses = mesh_ ? ctx_.empty(DType::kF64, {static_cast<Index>(b.ids.size())}) : Tensor();
-    const TrainingPass pass{.loss_scale = static_cast<float>(1.0 / static_cast<double>(sums.targets)),
-                            .aux_scale = static_cast<float>(1.0 / static_cast<double>(flight.passes.size())),
-                            .recompute = options_.recompute,
-                            .add_grads = !overwrites_ || i > 0,
-                            .token_losses = mesh_ ? &losses : nullptr};
+    TrainingPass pass{.loss_scale = static_cast<float>(1.0 / static_cast<double>(sums.targets)),
+                      .aux_scale = static_cast<float>(1.0 / static_cast<double>(flight.passes.size())),
+                      .recompute = options_.recompute,
+                      .add_grads = !overwrites_ || (i > 0 && !trained_.shares_gradients()),
+                      .token_losses = mesh_ ? &losses : nullptr};
+    trained_.begin_pass(!overwrites_ || i > 0);
+    if (trained_.sums_early(/*last_pass=*/i + 1 == flight.passes.size()))
+      pass.done = [&](Index stage) { trained_.gradients_done(ctx_, stage); };
     model_.loss_and_gradients(ctx_, b.ids, b.targets, b.length, pass, grads_, flight.losses[i]);
+    if (trained_.shares_gradients()) trained_.sum_gradients(ctx_);
     if (mesh_) sums.pass_losses.push_back(sum_of_all(losses, b.sequences * b.length).first);
   }
 }
@@ -200,7 +211,7 @@ void Trainer::launch(std::span<const Batch> passes) {
     launch_passes(*flight);
     if (!runs_ahead_) settle_losses(*flight);
     if (!lora_.empty()) lora_.gradients(ctx_, grads_);
-    trained_.reduce_gradients();
+    if (!trained_.shares_gradients()) trained_.sum_gradients(ctx_);
     const Tensor square = trained_.gradient_square(ctx_);
     ops::clip_scale(ctx_, square, options_.clip, scale_);
     flight->square.begin(ctx_, square);
@@ -303,7 +314,7 @@ void Trainer::fail_not_finite(std::unique_ptr<Flight> flight, const std::string&
   // All outputs are finite, so a gradient is not. Backward starts at the end of the model.
   const std::vector<Parameter> parameters = parameter_list(model_.config());
   for (auto p = parameters.rbegin(); p != parameters.rend() && where.empty(); ++p)
-    if (p->traits.gradient && grads_.holds(*p) && !finite(grads_.fetched(*p)))
+    if (!trained_.shares_gradients() && p->traits.gradient && grads_.holds(*p) && !finite(grads_.fetched(*p)))
       where = fmt::format("{}the gradient of {} is the first that is not finite",
                           p->layer >= 0 ? fmt::format("layer {}: ", p->layer) : "", p->name);
   fail(ErrorCode::kNumeric,
@@ -368,9 +379,14 @@ Index Trainer::trained_parameters() const { return trained_parameters_; }
 
 std::size_t Trainer::state_bytes() const {
   std::size_t bytes = trained_.bytes();
-  for (const Parameter& p : parameter_list(model_.config()))
-    if (model_.weights().holds(p))
-      bytes += static_cast<std::size_t>(p.shape.numel()) * (size_of(model_.dtype()) + sizeof(float));
+  std::unordered_set<const void*> gradients;  // layers may take turns with them
+  for (const Parameter& p : parameter_list(model_.config())) {
+    if (!model_.weights().holds(p)) continue;
+    bytes += static_cast<std::size_t>(p.shape.numel()) * size_of(model_.dtype());
+    if (!p.traits.gradient) continue;
+    const Tensor tensor = grads_.view(p).tensor;
+    if (gradients.insert(tensor.raw()).second) bytes += tensor.bytes();
+  }
   return bytes;
 }
 

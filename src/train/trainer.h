@@ -24,9 +24,9 @@ class Trainer {
   // The weights are copied to where the Context runs, in the options' dtype, and changed there. Throws for what cannot be
   // trained (attention_dropout) and for patterns that match nothing. `mesh` (null for a process alone): of ranks that train
   // together. All of them make the same calls, each with its own sequences of the batch, in the order of the ranks; results
-  // are those of the whole batch. `zero`: as TrainedTensors has it.
+  // are those of the whole batch, in every way of sharing.
   Trainer(Context& ctx, ModelConfig config, ModelWeights weights, const TrainOptions& options,
-          std::shared_ptr<const parallel::Mesh> mesh = nullptr, bool zero = false);
+          std::shared_ptr<const parallel::Mesh> mesh = nullptr, Sharing sharing = {});
   ~Trainer();  // after all updates
 
   // One update from the accumulated gradients of all passes. Loss and gradients equal those of one large batch, except for
@@ -92,9 +92,9 @@ class Trainer {
   bool overwrites_;
   LrSchedule schedule_;
   Transformer model_;
+  TrainedTensors trained_;
   ModelGradients grads_;
   Lora lora_;
-  TrainedTensors trained_;
   Index trained_parameters_ = 0;
   Index step_ = 0;
   bool runs_ahead_;

@@ -10,8 +10,8 @@
 #include "moe/spread_layer.h"
 #include "parallel/world.h"
 #include "support/temp_folder.h"
+#include "train/gradient_sums.h"
 #include "train/rank_task.h"
-#include "train/tensor_sums.h"
 
 namespace dsmoe {
 namespace {
@@ -60,6 +60,12 @@ TEST_F(GpuRank, Exchange) {
   expect_all();
 }
 
+void sum_up(Context& ctx, Comm& group, std::span<const Tensor> tensors, train::Sharing sharing = {}) {
+  train::GradientSums sums(sharing);
+  for (const Tensor& t : tensors) sums.add(group, 0, t, {});
+  sums.finish(ctx);
+}
+
 // The same bits as the sums of this machine's memory.
 TEST_F(GpuRank, Sums) {
   const auto seed = static_cast<std::uint64_t>(world().rank() + 1);
@@ -68,17 +74,17 @@ TEST_F(GpuRank, Sums) {
     here.push_back(random_tensor(DType::kF32, {n}, seed));
     there.push_back(ctx().place(here.back()));
   }
-  train::all_reduce(ctx(), world(), there);
+  sum_up(ctx(), world(), there);
   for (std::size_t i = 0; i < here.size(); ++i) {
     world().all_reduce(here[i].span<float>());
     EXPECT_TRUE(same_bits(ctx().fetch(there[i]), here[i])) << i;
   }
   Tensor part = random_tensor(DType::kF32, {1001}, seed);
   const Tensor on_gpu = ctx().place(part);
-  train::reduce_scatter(ctx(), world(), on_gpu);
-  train::all_gather_shares(ctx(), world(), on_gpu);
+  sum_up(ctx(), world(), {&on_gpu, 1}, {.zero = 1});
+  const Comm::Range share = world().share(1001);
   world().all_reduce(part.span<float>());
-  EXPECT_TRUE(same_bits(ctx().fetch(on_gpu), part));
+  EXPECT_TRUE(same_bits(ctx().fetch(on_gpu.rows(share.first, share.last)), part.rows(share.first, share.last)));
 }
 
 MoeWeights weights_here(const MoeConfig& c, const MoeWeights& all, const Mesh& mesh) {
@@ -132,11 +138,11 @@ void check_layer(Context& ctx, const std::shared_ptr<Comm>& world, int group, co
   for (std::size_t i = 0; i < 4; ++i)
     EXPECT_NEAR(sums[i], one[i], test::chain_limit(DType::kF32, 3, in.backward_length()) * one[i]) << i;
   const std::vector<Tensor> everywhere = {grads.gate};
-  train::all_reduce(ctx, *world, everywhere);
+  sum_up(ctx, *world, everywhere);
   EXPECT_TRUE(test::close(ctx.fetch(grads.gate), want.grads.gate, limits.gate));
   const std::vector<Tensor> spread = {grads.experts.gate_up().rows(c.shared_experts, c.shared_experts + here.count()),
                                       grads.experts.down().rows(c.shared_experts, c.shared_experts + here.count())};
-  train::all_reduce(ctx, *mesh.data, spread);
+  sum_up(ctx, *mesh.data, spread);
   const auto wanted = [&](const Tensor& t) { return t.rows(c.shared_experts + here.first, c.shared_experts + here.last); };
   const Tensor gate_up = ctx.fetch(spread[0]), down = ctx.fetch(spread[1]);
   if (group == world->size() && !partial) {
@@ -189,7 +195,7 @@ TEST_F(GpuRank, Training) {
     task.reversed = true;
     train::test::train_as_rank(ctx(), parallel::self(), task, {}, other_order);
     task.reversed = false;
-    const train::test::Layout layout{ranks, spread ? ranks : 1, /*zero=*/true};
+    const train::test::Layout layout{ranks, spread ? ranks : 1, /*zero=*/spread ? 2 : 1};
     const std::string saved = all->broadcast(folder_.path().string(), 0) + "/saved";
     task.steps = 25, task.to = saved;
     train::test::train_as_rank(ctx(), all, task, layout, half);

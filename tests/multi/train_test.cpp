@@ -65,7 +65,7 @@ TEST(MultiTrain, OneTraining) {
   const std::vector<Step> one = log_of(folder / "one");
   ASSERT_EQ(one.size(), 6u);
   const std::vector<std::pair<int, Words>> layouts = {
-      {2, {}}, {2, {"--expert-parallel", "2"}}, {4, {"--expert-parallel", "2", "--zero", "1"}}};
+      {2, {}}, {2, {"--expert-parallel", "2"}}, {4, {"--expert-parallel", "2", "--zero", "1"}}, {3, {"--zero", "2"}}};
   for (const auto& [ranks, options] : layouts) {
     const std::filesystem::path out = folder / ("by" + std::to_string(ranks) + "_" + std::to_string(options.size()));
     const RanksResult r = train_ranks(ranks, out, options);
@@ -80,6 +80,31 @@ TEST(MultiTrain, OneTraining) {
     }
     EXPECT_NEAR(got.back().evaluation, one.back().evaluation, 1e-5);
   }
+}
+
+TEST(MultiTrain, OverlapAndZeroChangeNoBit) {
+  SKIP_WITHOUT_MPIRUN();
+  const TempFolder folder;
+  const auto steps_of = [&](const std::string& name, const Words& options) {
+    Words words = train(folder / name, {"--dtype", "bf16"});
+    words.insert(words.begin(), DSMOE_PROGRAM);
+    words.insert(words.end(), options.begin(), options.end());
+    const RanksResult r = run_ranks(4, words);
+    EXPECT_EQ(r.status, 0) << r.err;
+    return log_of(folder / name);
+  };
+  const Words spread = {"--expert-parallel", "2"};
+  const auto with = [&](const Words& more) {
+    Words words = spread;
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const std::vector<Step> plain = steps_of("plain", with({"--no-overlap"}));
+  ASSERT_EQ(plain.size(), 6u);
+  EXPECT_EQ(steps_of("overlap", spread), plain);
+  const std::vector<Step> one = steps_of("one", with({"--zero", "1"}));
+  EXPECT_EQ(steps_of("two", with({"--zero", "2"})), one);
+  EXPECT_EQ(steps_of("two_after", with({"--zero", "2", "--no-overlap"})), one);
 }
 
 TEST(MultiTrain, TheSameBitsTwiceAndAfterAResume) {

@@ -33,7 +33,7 @@ Measured measure(const ModelConfig& config, DType dtype, const RankLayout& layou
     mesh->partial_sums = layout.partial_sums;
     TrainOptions o = small_options();
     o.dtype = dtype, o.batch_size = kSequences;
-    Trainer trainer(ctx, config, random_weights(config, 1, dtype, ctx), o, mesh, layout.zero);
+    Trainer trainer(ctx, config, random_weights(config, 1, dtype, ctx), o, mesh, Sharing{layout.zero, layout.overlap});
     const std::set<Comm*> groups = {world.get(), mesh->data.get(), mesh->experts.get()};
     std::uint64_t before = 0, after = 0;
     for (const Comm* c : groups) before += c->bytes_sent();
@@ -53,8 +53,8 @@ TEST(TrainRankPlan, MemoryAndBytes) {
   ModelConfig config = small_config();
   config.num_experts_per_tok = config.n_routed_experts;  // so that where tokens go is known
   for (const DType dtype : {DType::kF32, DType::kBF16})
-    for (const RankLayout& layout : {RankLayout{2, 1}, RankLayout{4, 2, true}, RankLayout{4, 4},
-                                     RankLayout{2, 2, false, true}, RankLayout{4, 1, true}}) {
+    for (const RankLayout& layout : {RankLayout{2, 1}, RankLayout{4, 2, 1}, RankLayout{4, 4}, RankLayout{2, 2, 0, true},
+                                     RankLayout{4, 1, 1}, RankLayout{4, 1, 2}, RankLayout{4, 2, 2}}) {
       const Measured got = measure(config, dtype, layout);
       const auto memory = static_cast<double>(rank_memory(config, dtype, layout).total());
       const double bytes = rank_traffic(config, dtype, layout, kSequences * 16).total() * static_cast<double>(layout.ranks);

@@ -18,8 +18,9 @@ namespace dsmoe::train::test {
 struct Layout {
   int ranks = 1;
   Index group = 1;
-  bool zero = false;
+  Index zero = 0;
   bool partial = false;
+  bool overlap = true;
 };
 
 struct Trained {
@@ -71,7 +72,7 @@ inline void train_as_rank(Context& ctx, const std::shared_ptr<parallel::Comm>& w
   Trainer trainer(
       ctx, c,
       task.from.empty() ? random_weights(c, 1, task.options.dtype, host) : load_weights(task.from, c, task.options.dtype),
-      task.options, mesh, layout.zero);
+      task.options, mesh, Sharing{layout.zero, layout.overlap});
   if (!task.from.empty()) trainer.load_state(task.from);
   const Index size = task.options.batch_size, passes = task.options.grad_accum;
   for (Index step = trainer.steps_done(); step < task.steps; ++step) {

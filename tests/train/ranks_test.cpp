@@ -9,10 +9,10 @@
 #include "support/random_tensor.h"
 #include "support/thread_ranks.h"
 #include "support/tolerance.h"
+#include "train/gradient_sums.h"
 #include "train/loop.h"
 #include "train/rank_task.h"
 #include "train/run_folder.h"
-#include "train/tensor_sums.h"
 
 namespace dsmoe::train {
 namespace {
@@ -50,13 +50,13 @@ void check(Task task, const std::vector<Layout>& layouts) {
   for (const Layout& layout : layouts) expect_the_training_of_one(task, layout, one, other_order, train(task, layout));
 }
 
-const std::vector<Layout> kLayouts = {{2, 1}, {2, 2}, {3, 3}, {4, 2}, {4, 4, true}, {4, 1, true}};
+const std::vector<Layout> kLayouts = {{2, 1}, {2, 2}, {3, 3}, {4, 2}, {4, 4, 1}, {4, 1, 1}, {4, 2, 2}, {3, 1, 2}};
 
 TEST(TrainRanks, FiftySteps) {
   Task task;
   task.config = with_balance(true);
   task.options.batch_size = 8, task.options.steps = task.steps = 50;
-  check(task, {{2, 1}, {2, 2}, {4, 2, true}, {8, 8}});
+  check(task, {{2, 1}, {2, 2}, {4, 2, 1}, {8, 8}, {8, 4, 2}});
 }
 
 TEST(TrainRanks, FiftyStepsInBf16) {
@@ -64,7 +64,7 @@ TEST(TrainRanks, FiftyStepsInBf16) {
   task.config = with_balance(false);
   task.options.dtype = DType::kBF16;
   task.options.batch_size = 8, task.options.steps = task.steps = 50;
-  check(task, {{2, 1}, {4, 4}, {4, 2, true}});
+  check(task, {{2, 1}, {4, 4}, {4, 2, 1}, {3, 1, 2}});
 }
 
 TEST(TrainRanks, EveryKindOfRun) {
@@ -100,15 +100,15 @@ TEST(TrainRanks, AllExpertsOfSomeRanksAreFrozen) {
   for (Index e = 2; e < task.config.routed_experts(); ++e) task.options.freeze.push_back(fmt::format("*.experts.{}.*", e));
   for (const Index lora : {2, 0}) {
     task.options.lora_rank = lora;
-    check(task, {{2, 2}, {4, 4}, {2, 2, true}, {4, 4, true}, {4, 2, true}});
+    check(task, {{2, 2}, {4, 4}, {2, 2, 1}, {4, 4, 1}, {4, 2, 1}});
   }
   const testing::TempFolder folder;
   task.options.lora_rank = 2;
   task.steps = 2, task.to = folder / "saved";
-  train(task, {4, 4, true});
+  train(task, {4, 4, 1});
   task.from = task.to, task.steps = 4;
   task.to.clear();
-  EXPECT_EQ(train(task, {2, 2, true}).steps.size(), 2u);
+  EXPECT_EQ(train(task, {2, 2, 1}).steps.size(), 2u);
 }
 
 TEST(TrainRanks, PartialSums) {
@@ -120,7 +120,7 @@ TEST(TrainRanks, PartialSums) {
 
 TEST(TrainRanks, TheSameLayoutHasTheSameBits) {
   for (const DType dtype : {DType::kF32, DType::kBF16})
-    for (const Layout& layout : {Layout{3, 1}, Layout{4, 2}, Layout{4, 2, true}}) {
+    for (const Layout& layout : {Layout{3, 1}, Layout{4, 2}, Layout{4, 2, 1}}) {
       Task task;
       task.options.dtype = dtype;
       const Trained first = train(task, layout);
@@ -146,9 +146,9 @@ TEST(TrainRanks, CheckpointsOfAnyLayout) {
       Task task;
       task.options.dtype = dtype, task.options.lora_rank = lora;
       task.steps = 2, task.to = folder / "by_four";
-      const Trained four = train(task, {4, 2, true});
+      const Trained four = train(task, {4, 2, 1});
       const auto saved = io::SafetensorsFile::open(folder / "by_four" / "trainer" / "optimizer.safetensors");
-      for (const Layout& layout : {Layout{1, 1}, Layout{2, 2}, Layout{3, 3}, Layout{3, 1, true}}) {
+      for (const Layout& layout : {Layout{1, 1}, Layout{2, 2}, Layout{3, 3}, Layout{3, 1, 1}}) {
         Task next = task;
         next.from = task.to, next.to = folder / "again";
         const Trained resumed = train(next, layout);  // no steps are left
@@ -168,33 +168,71 @@ TEST(TrainRanks, CheckpointsOfAnyLayout) {
 TEST(TrainRanks, ZeroTakesLessMemory) {
   Task task;
   task.options.dtype = DType::kBF16;
-  const std::size_t whole = train(task, {4, 1}).state_bytes, sharded = train(task, {4, 1, true}).state_bytes;
+  const std::size_t whole = train(task, {4, 1}).state_bytes, sharded = train(task, {4, 1, 1}).state_bytes;
   const std::size_t weights_and_gradients = 6, moments_and_master = 12;  // bytes a number
   EXPECT_NEAR(static_cast<double>(sharded) / static_cast<double>(whole),
               (weights_and_gradients + moments_and_master / 4.0) / (weights_and_gradients + moments_and_master), 0.01);
   EXPECT_LT(train(task, {4, 4}).state_bytes, whole * 2 / 3);  // of the experts it has a quarter
+  // Of a deep model ZeRO 2 has the gradients of few layers and of the embedding and the head at a time, and a share of all.
+  task.config.num_hidden_layers = 24;
+  const std::size_t gradients = train(task, {4, 1, 1}).state_bytes, shared = train(task, {4, 1, 2}).state_bytes;
+  EXPECT_LT(static_cast<double>(shared) / static_cast<double>(gradients), 0.8);  // 0.67 where nothing is whole
 }
 
-// Tensors of any sizes, small ones together, are what Comm makes of each alone.
-TEST(TrainRanks, SumsOfTensors) {
-  run_ranks(3, [](const std::shared_ptr<Comm>& world) {
-    Context ctx(1);
-    const auto seed = static_cast<std::uint64_t>(world->rank() + 1);
-    std::vector<Tensor> tensors, alone;
-    for (const Index n : {5, 1, 1 << 18, 77}) {
-      tensors.push_back(dsmoe::test::random_tensor(DType::kF32, {n}, seed));
-      alone.push_back(tensors.back().clone());
-      world->all_reduce(alone.back().span<float>());
+// Gradients of any sizes, large ones in pieces and small ones together, in stages that overlap or not, are what Comm makes
+// of each alone.
+TEST(TrainRanks, SumsOfGradients) {
+  constexpr Index kRanks = 3, kSizes[] = {5, 1, (1 << 18) + 7, 77, 1 << 18, 2};
+  for (const Sharing sharing : {Sharing{0, true}, Sharing{0, false}, Sharing{1, true}, Sharing{2, true}, Sharing{2, false}})
+    run_ranks(kRanks, [&](const std::shared_ptr<Comm>& world) {
+      Context ctx(1);
+      const auto seed = static_cast<std::uint64_t>(world->rank() + 1);
+      std::vector<Tensor> tensors, shares, wanted;
+      GradientSums sums(sharing, /*piece=*/10000);
+      for (const Index n : kSizes) {
+        tensors.push_back(dsmoe::test::random_tensor(DType::kF32, {n}, seed + static_cast<std::uint64_t>(n)));
+        wanted.push_back(tensors.back().clone());
+        world->all_reduce(wanted.back().span<float>());
+        shares.push_back(sharing.zero == 2 ? ctx.zeros(DType::kF32, {world->share(n).count()}) : Tensor());
+        const auto stage = static_cast<Index>(tensors.size() / 2);
+        sums.add(*world, stage, tensors.back(), shares.back());
+        if (sharing.zero == 2) sums.add_cleared(stage, tensors.back());
+      }
+      for (const Index stage : {3, 2, 1}) sums.start(ctx, stage);  // and not 0
+      sums.finish(ctx);
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        const Comm::Range share = sharing.zero == 0 ? Comm::Range{0, kSizes[i]} : world->share(kSizes[i]);
+        const Tensor got = sharing.zero == 2 ? shares[i] : tensors[i].rows(share.first, share.last);
+        EXPECT_TRUE(dsmoe::test::same_bits(got, wanted[i].rows(share.first, share.last))) << i;
+        if (sharing.zero == 2) {
+          EXPECT_EQ(tensors[i].data<float>()[0], 0) << i;
+        }
+      }
+    });
+}
+
+// When gradients are summed and where they are kept makes no difference; but sums over several passes are of the ranks'
+// sums of all passes, or with ZeRO 2 of each pass' sum over the ranks.
+TEST(TrainRanks, OverlapAndZeroChangeNoBit) {
+  Task task;
+  task.config = with_balance(true);
+  task.config.tie_word_embeddings = true;
+  task.options.freeze = {"*layers.1.mlp.experts.3.*", "*q_proj*"};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    task.options.dtype = dtype;
+    for (const Index group : {1, 2, 4}) {
+      task.options.grad_accum = 1;
+      const Trained plain = train(task, {.ranks = 4, .group = group, .overlap = false});
+      expect_same(train(task, {.ranks = 4, .group = group}), plain);
+      const Trained one = train(task, {.ranks = 4, .group = group, .zero = 1, .overlap = false});
+      for (const Layout& layout : {Layout{4, group, 1}, Layout{4, group, 2}, Layout{4, group, 2, false, false}})
+        expect_same(train(task, layout), one);
+      for (std::size_t i = 0; i < one.steps.size(); ++i) EXPECT_EQ(one.steps[i].loss, plain.steps[i].loss) << i;
+      task.options.grad_accum = 2;
+      expect_same(train(task, {4, group, 2}), train(task, {4, group, 2, false, false}));
+      expect_same(train(task, {4, group}), train(task, {4, group, 0, false, false}));
     }
-    all_reduce(ctx, *world, tensors);
-    for (std::size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(dsmoe::test::same_bits(tensors[i], alone[i])) << i;
-    const Tensor part = dsmoe::test::random_tensor(DType::kF32, {7, 11}, seed);
-    Tensor whole = part.clone();
-    reduce_scatter(ctx, *world, part);
-    all_gather_shares(ctx, *world, part);
-    world->all_reduce(whole.span<float>());
-    EXPECT_TRUE(dsmoe::test::same_bits(part, whole));
-  });
+  }
 }
 
 TEST(TrainRanks, ANumberThatIsNotFinite) {
@@ -212,7 +250,7 @@ TEST(TrainRanks, AllNameTheLastGoodCheckpoint) {
   run_ranks(2, [&](const std::shared_ptr<Comm>& world) {
     Context ctx(1);
     const auto mesh = std::make_shared<Mesh>(parallel::make_mesh(world, 1));
-    Trainer trainer(ctx, small_config(), random_weights(small_config(), 1, options.dtype, ctx), options, mesh, false);
+    Trainer trainer(ctx, small_config(), random_weights(small_config(), 1, options.dtype, ctx), options, mesh);
     std::optional<RunFolder> run_folder;
     if (world->rank() == 0)
       run_folder.emplace(folder / "run");
