@@ -161,7 +161,10 @@ void add_bench_layer(CLI::App& bench) {
   layer->add_option("--path", o.path, "CUDA kernels: auto, hopper, mma or plain")
       ->check(CLI::IsMember({"auto", "hopper", "mma", "plain"}))
       ->capture_default_str();
-  layer->add_option("-t,--threads", o.threads, "CPU threads (0: one per core)")->capture_default_str();
+  layer
+      ->add_option("-t,--threads", o.threads,
+                   "CPU threads (0: one per physical core; of a hybrid processor, the fast ones)")
+      ->capture_default_str();
   layer->add_option("--repeat", o.repeat, "Timed runs; the median is reported")
       ->check(in_range(kPositive))
       ->capture_default_str();

@@ -103,9 +103,9 @@ class Bench {
  public:
   explicit Bench(const BenchModelOptions& o)
       : o_(o),
-        ctx_(o.model.session.threads),
         began_(start()),
         loaded_(o.model.open()),
+        ctx_(o.model.session.threads),
         model_(*loaded_->impl().transformer),
         work_(model_) {
     const double loaded = now_seconds();
@@ -262,9 +262,9 @@ class Bench {
   };
 
   const BenchModelOptions& o_;
-  Context ctx_;
   double began_;
   std::shared_ptr<Model> loaded_;
+  Context ctx_;
   Transformer& model_;
   ModelWork work_;
   double load_seconds_ = 0, first_token_seconds_ = 0;

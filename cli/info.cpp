@@ -81,7 +81,7 @@ Json collect() {
        {{"name", cpu_name()},
         {"features", features()},
         {"kernels", cpu::kernels().name},
-        {"threads", ThreadPool::available_cores()}}},
+        {"threads", ThreadPool::default_size()}}},
       {"memory", {{"total", meminfo("MemTotal")}, {"available", meminfo("MemAvailable")}}},
       {"cuda", {{"built", cuda_built()}}},
       {"libraries", libraries()},

@@ -23,7 +23,9 @@ void WriteOptions::add(CLI::App& command) {
   command.add_option("--shard-size", shard_gb, "Maximum size of one safetensors file in GB")
       ->check(in_range(over(0).at_most(1e9)))
       ->capture_default_str();
-  command.add_option("-t,--threads", threads, "CPU threads (0: one per core)")->capture_default_str();
+  command
+      .add_option("-t,--threads", threads, "CPU threads (0: one per physical core; of a hybrid processor, the fast ones)")
+      ->capture_default_str();
   add_force(command, force, kForceModel);
   command.add_flag("--json", json, "Print the result as JSON");
 }

@@ -53,7 +53,10 @@ void add_quantize(CLI::App& program) {
   command->add_option("--type", o.type, "Quantization, from largest to smallest: q8_0, q6_k, q5_0, q4_k_m, q4_k or q4_0")
       ->check(CLI::IsMember({"q8_0", "q6_k", "q5_0", "q4_k_m", "q4_k", "q4_0"}))
       ->required();
-  command->add_option("-t,--threads", o.threads, "CPU threads (0: one per core)")->capture_default_str();
+  command
+      ->add_option("-t,--threads", o.threads,
+                   "CPU threads (0: one per physical core; of a hybrid processor, the fast ones)")
+      ->capture_default_str();
   add_force(*command, o.force, "Replace a file that is already there");
   command->add_flag("--json", o.json, "Print the result as JSON");
   command->footer(

@@ -68,10 +68,10 @@ void run_prune(const PruneOptions& o) {
   if ((o.keep > 0) == (o.remove > 0)) throw UsageError("give either --keep or --remove");
   require_model(o.model.path);
   check_folder(o.out, o.force);
-  Context ctx(o.model.session.threads);
   ModelFlags on_cpu = o.model;
   on_cpu.load.device = Device::kCpu;  // the weights are read and written, too
   const std::shared_ptr<const Model> loaded = on_cpu.open();
+  Context ctx(o.model.session.threads);
   Transformer& model = *loaded->impl().transformer;
   const ModelConfig config = model.config();
   require(config.moe_layers() > 0, "this model has no MoE layer, so there are no experts to remove");

@@ -37,7 +37,9 @@ int main(int argc, char** argv) {
   app.add_option("--prompt", o.prompt, "Of the engine in this process: tokens of a prompt")->check(CLI::PositiveNumber);
   app.add_option("--temp", o.temperature, "Of the engine in this process: temperature")->check(CLI::NonNegativeNumber);
   app.add_option("--step-tokens", o.step_tokens, "Of the engine in this process: tokens of a step");
-  app.add_option("--threads", o.threads, "Of the engine in this process: CPU threads (0: one per core)");
+  app.add_option(
+      "--threads", o.threads,
+      "Of the engine in this process: CPU threads (0: one per physical core; of a hybrid processor, the fast ones)");
   app.add_flag("--wait", o.wait, "Of the engine in this process: every step waits for the tokens of the one before");
   app.add_flag("--session", o.session,
                "Of the engine in this process: one request at a time, in turns with as many tokens fed to a bare session");

@@ -24,7 +24,8 @@ constexpr Backend backend_for(Device device) { return device == Device::kCuda ? 
 
 class Context {
  public:
-  // threads <= 0: one per core that this process may use. Results do not depend on the number.
+  // threads <= 0: one per physical core that this process may use; of a hybrid processor, the fast ones; no more than a
+  // control group's quota has time for. Results do not depend on the number.
   explicit Context(int threads = 0, Backend backend = Backend::kCpu);
   ~Context();
   Context(const Context&) = delete;

@@ -41,7 +41,7 @@ struct EngineOptions {
     v(o.queue, {"queue", "Requests that may wait; more are refused", at_least(0)});
     v(o.no_prefix_cache, {"no-prefix-cache", "Compute every prompt from its first token"});
     v(o.request_seconds, {"request-seconds", "End a request after this time (0: never)", at_least(0)});
-    v(o.threads, {"threads", "CPU threads (0: one per core)", at_least(0)});
+    v(o.threads, {"threads", "CPU threads (0: one per physical core; of a hybrid processor, the fast ones)", at_least(0)});
   }
 };
 

@@ -54,7 +54,7 @@ struct EvaluateOptions {
     v(o.parse_special,
       {"parse-special", "Turn names of special tokens in the text into these tokens (default: a corpus is plain text)"});
     v(o.kv_type, kKvTypeOption);
-    v(o.threads, {"threads", "CPU threads (0: one per core)", at_least(0)});
+    v(o.threads, {"threads", "CPU threads (0: one per physical core; of a hybrid processor, the fast ones)", at_least(0)});
   }
 };
 

@@ -57,7 +57,7 @@ struct SessionOptions {
     v(o.context, {"context", "Context length in tokens (0: the model's max_position_embeddings)", at_least(0)});
     v(o.kv_type, kKvTypeOption);
     v(o.chunk, {"ubatch-size", "Prompt tokens per forward pass; bounds the memory of activations", at_least(1)});
-    v(o.threads, {"threads", "CPU threads (0: one per core)", at_least(0)});
+    v(o.threads, {"threads", "CPU threads (0: one per physical core; of a hybrid processor, the fast ones)", at_least(0)});
   }
 };
 

@@ -11,6 +11,7 @@
 #include "dsmoe/generation_config.h"
 #include "dsmoe/kv_type.h"
 #include "dsmoe/model_config.h"
+#include "dsmoe/numa.h"
 #include "dsmoe/options.h"
 #include "dsmoe/storage.h"
 #include "dsmoe/tensor.h"
@@ -27,6 +28,9 @@ struct ModelOptions {
   std::optional<Device> device;
   std::optional<DType> dtype;
   Storage storage = Storage::kAuto;
+  // For the whole process, and for what is made from then on: load the model before the first Context. Weights are placed
+  // when they are read into memory, not in mapped files.
+  Numa numa = Numa::kOff;
   // What a GPU must have room for besides the weights, for the check before anything is loaded: tokens of all sequences in
   // the KV cache (0: as many as the model was trained for), and their type. Unset: the weights alone.
   std::optional<Index> cache_tokens;
@@ -44,6 +48,9 @@ struct ModelOptions {
     v(o.storage, {"load",
                   "Read the weights into memory (fastest), or mmap the file (starts at once; processes share it); "
                   "auto: memory if they fit"});
+    v(o.numa, {"numa",
+               "With several memory nodes: distribute spreads threads and weights over them; isolate stays on the node "
+               "that the program is on; numactl keeps to numactl's settings, as off does"});
   }
 };
 

@@ -55,7 +55,7 @@ struct RunSetup {
     v(o.resume, {"resume", "Resume the run in OUT; options not given keep their saved values"});
     v(o.tokenizer, {"tokenizer", "Folder with tokenizer.json (default: the model's, or one learned from the data)"});
     v(o.device, {"device", "Where the model is trained (auto: a GPU if there is one and the run fits it)"});
-    v(o.threads, {"threads", "CPU threads (0: one per core)", at_least(0)});
+    v(o.threads, {"threads", "CPU threads (0: one per physical core; of a hybrid processor, the fast ones)", at_least(0)});
     v(o.expert_parallel,
       {"expert-parallel", "With mpirun: spread the routed experts over groups of this many ranks (1: every rank has all)",
        at_least(1)});

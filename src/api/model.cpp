@@ -132,6 +132,7 @@ parallel::Facts contents_of(const ModelSource& source) {
 
 std::shared_ptr<Model> Model::load(const fs::path& path, const ModelOptions& options) {
   require_model(path);
+  if (options.numa != Numa::kOff) set_numa(options.numa);
   const std::unique_ptr<const ModelSource> source = ModelSource::open(path);
   auto impl = std::make_unique<Impl>();
   impl->tokenizer = source->tokenizer();

@@ -170,7 +170,11 @@ GgufFile GgufFile::open(const std::filesystem::path& path) {
 
 void GgufFile::read_into_memory(const MappedFile::Progress& progress) {
   if (!map_) return;
-  map_ = map_->in_memory(progress);
+  std::vector<MatrixPlace> matrices;  // those of experts are of rank 3
+  for (const GgufTensorInfo& t : tensors_)
+    if (t.shape.rank() >= 2 && t.bytes > 0)
+      matrices.push_back({data_begin_ + t.offset, t.bytes, t.shape.rank() == 3 ? t.shape[0] : 1});
+  map_ = map_->in_memory(progress, matrices);
   keep_alive_ = map_;
   data_ = map_->bytes().subspan(data_begin_);
 }

@@ -109,7 +109,8 @@ void MappedFile::check() const {
     fail(ErrorCode::kIo, "{}: the file was written to while it was in use; load it again", path_.string());
 }
 
-std::shared_ptr<const MappedFile> MappedFile::in_memory(const Progress& progress) const {
+std::shared_ptr<const MappedFile> MappedFile::in_memory(const Progress& progress,
+                                                        std::span<const MatrixPlace> matrices) const {
   const std::shared_ptr<MappedFile> file(new MappedFile);
   file->path_ = path_;
   file->size_ = size_;
@@ -119,6 +120,7 @@ std::shared_ptr<const MappedFile> MappedFile::in_memory(const Progress& progress
   file->own_memory_ = allocate_memory(size_);
   auto* const to = static_cast<std::byte*>(file->own_memory_.get());
   file->data_ = to;
+  place_on_nodes(current_nodes(), {to, size_}, matrices);
   const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) fail(ErrorCode::kIo, "{}: cannot open: {}", path_.string(), std::strerror(errno));
   const std::shared_ptr<void> closed_at_the_end(nullptr, [fd](void*) { ::close(fd); });  // progress may throw

@@ -19,7 +19,11 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
 
 void SafetensorsFile::read_into_memory(const MappedFile::Progress& progress) {
   if (!map_) return;
-  map_ = map_->in_memory(progress);
+  std::vector<MatrixPlace> matrices;
+  for (const TensorInfo& t : tensors_)
+    if (t.dims.size() >= 2 && t.bytes > 0)
+      matrices.push_back({data_begin_ + t.offset, t.bytes, t.dims.size() == 3 ? t.dims[0] : 1});
+  map_ = map_->in_memory(progress, matrices);
   keep_alive_ = map_;
   data_ = map_->bytes().subspan(data_begin_);
 }

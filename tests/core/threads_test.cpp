@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <time.h>
 
@@ -96,6 +97,110 @@ TEST(Threads, AThreadThatDoesNotRunIsNotWaitedFor) {
   pool.run(20, [&](std::int64_t, int) { ++ran; });  // late, and no harm done
   EXPECT_EQ(ran, 20);
   sigaction(SIGUSR1, &before, nullptr);
+}
+
+double cpu_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+// Beside other programs, a core that polls for nothing is taken from them, and from us when our turn comes.
+TEST(Threads, IdleThreadsSleepSoon) {
+  ThreadPool pool(3);
+  pool.run(100, [](std::int64_t, int) {});
+  const double before = cpu_seconds();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_LT(cpu_seconds() - before, 0.05);  // two threads that poll on: 0.6 s, or 0.3 s of one core that is free
+}
+
+// Nodes of one core each, whose numbers no machine has: threads are not held to them.
+Nodes simulated(int count) {
+  Topology t;
+  for (int i = 0; i < count; ++i) t.cpus.push_back({100'000 + i, 100'000 + i, i, true});
+  return Nodes(t);
+}
+
+TEST(Threads, EveryTaskRunsOnceOnAnyNumberOfNodes) {
+  for (const int nodes : {2, 3, 8})
+    for (const int threads : {1, 2, 5, 8}) {
+      ThreadPool pool(threads, simulated(nodes));
+      for (const int tasks : {0, 1, 2, 7, 1000}) {
+        std::vector<std::atomic<int>> seen(static_cast<std::size_t>(tasks));
+        const auto see = [&](std::int64_t i, int) { seen[static_cast<std::size_t>(i)]++; };
+        pool.run(tasks, see);
+        pool.run_at(
+            tasks, [&](std::int64_t i) { return static_cast<int>(i) % nodes; }, see);
+        for (const auto& n : seen) EXPECT_EQ(n, 2);
+      }
+    }
+}
+
+TEST(Threads, TheLowestFailingTaskOfSeveralNodesIsReported) {
+  ThreadPool pool(3, simulated(2));
+  const auto fails = [](std::int64_t i, int) {
+    if (i % 10 == 7) fail(ErrorCode::kNumeric, "task {}", i);
+  };
+  const auto backwards = [](std::int64_t i) { return i < 50 ? 1 : 0; };
+  for (int round = 0; round < 20; ++round) {
+    EXPECT_EQ(testing::error_of([&] { pool.run(100, fails); }), "task 7");
+    EXPECT_EQ(testing::error_of([&] { pool.run_at(100, backwards, fails); }), "task 7");
+  }
+}
+
+// The tasks that each of two threads took, while both were running.
+std::vector<std::vector<std::int64_t>> taken(ThreadPool& pool, bool odd_on_first) {
+  std::vector<std::vector<std::int64_t>> by(2);
+  std::atomic<int> inside{0};
+  const auto take = [&](std::int64_t i, int worker) {
+    by[static_cast<std::size_t>(worker)].push_back(i);
+    if (by[static_cast<std::size_t>(worker)].size() == 1) ++inside;
+    while (inside < 2) std::this_thread::yield();
+  };
+  if (odd_on_first)
+    pool.run_at(
+        100, [](std::int64_t i) { return i % 2 ? 0 : 1; }, take);
+  else
+    pool.run(100, take);
+  return by;
+}
+
+TEST(Threads, AThreadTakesTheTasksOfItsNodeFirst) {
+  ThreadPool pool(2, simulated(2));
+  const auto own = [](const std::vector<std::vector<std::int64_t>>& by, auto node) {
+    for (int worker = 0; worker < 2; ++worker) {
+      bool left = false;  // for the other's tasks
+      for (const std::int64_t task : by[static_cast<std::size_t>(worker)]) {
+        left = left || node(task) != worker;
+        if (left && node(task) == worker) return false;
+      }
+      if (node(by[static_cast<std::size_t>(worker)].front()) != worker) return false;
+    }
+    return true;
+  };
+  for (int round = 0; round < 20; ++round) {
+    EXPECT_TRUE(own(taken(pool, false), [](std::int64_t i) { return i < 50 ? 0 : 1; }));
+    EXPECT_TRUE(own(taken(pool, true), [](std::int64_t i) { return i % 2 ? 0 : 1; }));
+  }
+  ThreadPool one(2);  // one node: the second thread begins with one of the first two tasks
+  EXPECT_FALSE(own(taken(one, false), [](std::int64_t i) { return i < 50 ? 0 : 1; })) << "the check cannot fail";
+}
+
+TEST(Threads, ThreadsStayOnTheirNodes) {
+  const Topology machine = machine_topology();
+  if (machine.cpus.size() < 2) GTEST_SKIP() << "needs two cores";
+  Topology t;
+  t.cpus = {machine.cpus[0], machine.cpus[1]};
+  for (int i = 0; i < 2; ++i) t.cpus[static_cast<std::size_t>(i)].core = t.cpus[static_cast<std::size_t>(i)].node = i;
+  ThreadPool pool(2, Nodes(t));
+  std::atomic<int> inside{0}, where{-1};
+  pool.run(2, [&](std::int64_t, int worker) {
+    cpu_set_t set;
+    if (worker == 1 && sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == 1) where = sched_getcpu();
+    ++inside;
+    while (inside < 2) std::this_thread::yield();
+  });
+  EXPECT_EQ(where, t.cpus[1].id);
 }
 
 TEST(Threads, NestedCallsRunSerially) {
