@@ -98,7 +98,8 @@ void experts_gate_up(Context& ctx, const Experts& w, const ExpertRows& rows, con
   dispatch(w.dtype(), [&]<class T>(T) {
     T* const h_out = h.data<T>();
     T* const kept = keep ? keep->gate_up.data<T>() : nullptr;
-    ctx.pool().run(static_cast<Index>(tasks.size()), [&](Index i, int worker) {
+    const auto node = [&](Index i) { return ctx.pool().nodes().node_of(tasks[static_cast<std::size_t>(i)].col, width); };
+    ctx.pool().run_at(static_cast<Index>(tasks.size()), node, [&](Index i, int worker) {
       const Task& t = tasks[static_cast<std::size_t>(i)];
       const ExpertMatrix wg = w.gate_matrix(t.expert), wu = w.up_matrix(t.expert);
       Workspace<T> ws(ctx, worker, kt, kTaskRows, kMaxCols);

@@ -57,7 +57,11 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
 
   dispatch(x.dtype(), [&]<class T>(T) {
     const auto lines_of = [&](const Task& task) { return task.to->w->data<T>() + task.col * k; };
-    ctx.pool().run(row_blocks * col_blocks, [&](Index i, int worker) {
+    const auto node = [&](Index i) {
+      const Task& task = tasks[static_cast<std::size_t>(i % col_blocks)];
+      return ctx.pool().nodes().node_of(task.col, task.to->w->dim(0));
+    };
+    ctx.pool().run_at(row_blocks * col_blocks, node, [&](Index i, int worker) {
       const Task& task = tasks[static_cast<std::size_t>(i % col_blocks)];
       const Index row_block = i / col_blocks, m0 = t * row_block / row_blocks, rows = t * (row_block + 1) / row_blocks - m0;
       const Index all = task.to->w->dim(0), width = std::min(cols, all - task.col);

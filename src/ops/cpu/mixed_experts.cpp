@@ -80,7 +80,11 @@ void experts_gate_up_mixed(Context& ctx, const Experts& w, const ExpertRows& row
   }
   float* const out = h.data<float>();
   const Index block = std::max(kQuantFewRows * most_cols, kMixedRows * kt.quant->nr);
-  ctx.pool().run(static_cast<Index>(tasks.size()), [&](Index i, int worker) {
+  const auto node = [&](Index i) {
+    const Task& t = tasks[static_cast<std::size_t>(i)];
+    return ctx.pool().nodes().node_of(t.col, w.width(t.expert));
+  };
+  ctx.pool().run_at(static_cast<Index>(tasks.size()), node, [&](Index i, int worker) {
     const Task& t = tasks[static_cast<std::size_t>(i)];
     const MixedMatrix gate = mixed(w.gate_matrix(t.expert)), up = mixed(w.up_matrix(t.expert));
     MixedProduct product(ctx, worker, w.model_width(), 2 * block);
@@ -146,7 +150,8 @@ void experts_down_combine_mixed(Context& ctx, const Experts& w, const ExpertRows
   const Index block_size = std::max(kQuantFewRows * cols, kMixedRows * kt.quant->nr);
   float* const sum = y.data<float>();
   // One task owns a block of columns of all tokens, so it may add to them without any lock and always in the same order.
-  ctx.pool().run(tasks, [&](Index task, int worker) {
+  const auto node = [&](Index task) { return ctx.pool().nodes().node_of(cuts[static_cast<std::size_t>(task)], model); };
+  ctx.pool().run_at(tasks, node, [&](Index task, int worker) {
     const auto cut = [&](Index i) { return cuts[static_cast<std::size_t>(std::min(i, tasks))]; };
     const Index col = cut(task), last = cut(task + 1), width = last - col;
     for (Index t = 0; t < rows.tokens; ++t)

@@ -33,7 +33,11 @@ void linear_mixed(Context& ctx, const Tensor& x, std::span<const Projection> pro
     for (std::size_t i = 0; i + 1 < cuts.size(); ++i) tasks.push_back({matrix, p.y, cuts[i], cuts[i + 1] - cuts[i]});
   }
   const auto col_blocks = static_cast<Index>(tasks.size());
-  ctx.pool().run(row_blocks * col_blocks, [&](Index i, int worker) {
+  const auto node = [&](Index i) {
+    const Task& task = tasks[static_cast<std::size_t>(i % col_blocks)];
+    return ctx.pool().nodes().node_of(task.col, task.y->dim(1));
+  };
+  ctx.pool().run_at(row_blocks * col_blocks, node, [&](Index i, int worker) {
     const Task& task = tasks[static_cast<std::size_t>(i % col_blocks)];
     const Index row = i / col_blocks * kMixedRows, all = task.y->dim(1);
     // Threads take tasks in turns, so this one's next is likely the one that lies ctx.threads() further on.

@@ -48,6 +48,8 @@ double peak_flops(Context& ctx, DType dtype, double seconds) {
 double read_bandwidth(Context& ctx, double seconds) {
   const Index bytes = Index{256} << 20;  // far past any cache
   Tensor memory(DType::kF32, {bytes / 4});
+  const MatrixPlace whole{0, static_cast<std::size_t>(bytes)};
+  place_on_nodes(ctx.pool().nodes(), {static_cast<std::byte*>(memory.raw_mutable()), whole.bytes}, {&whole, 1});
   std::memset(memory.raw_mutable(), 1, static_cast<std::size_t>(bytes));
   std::vector<float> sink(static_cast<std::size_t>(ctx.threads()) * 16);
   const Index pieces = 16 * ctx.threads(), length = bytes / 4 / pieces;
