@@ -24,7 +24,8 @@ void describe_attention(const GqaSpec& a, Json& needs) {
   if (a.bias) needs.push_back(a.output_bias ? "biases of all four projections" : "biases of queries, keys and values");
   constexpr const char* kNorms[] = {"", "per head", "over all heads together"};
   if (a.qk_norm != QkNorm::kNone)
-    needs.push_back(fmt::format("norms of queries and keys, {}", kNorms[static_cast<std::size_t>(a.qk_norm)]));
+    needs.push_back(fmt::format("norms of queries and keys, {}{}", kNorms[static_cast<std::size_t>(a.qk_norm)],
+                                a.norm_turned ? ", after rotary positions" : ""));
   if (a.rotary > 0 && a.rotary < a.head_dim)
     needs.push_back(fmt::format("rotary positions on {} of a head's {} numbers", a.rotary, a.head_dim));
 }
@@ -59,7 +60,9 @@ Json needs_of(const ModelConfig& config) {
   if (moe) describe_experts(*moe, layers, needs);
   if (const auto dense = static_cast<Index>(spec.layers.size()) - layers; dense > 0)
     needs.push_back(fmt::format("{} dense layer{}", dense, dense == 1 ? "" : "s"));
-  if (config.rope_scaling.type != RopeScalingType::kNone)
+  if (config.rope_scaling.alpha)
+    needs.push_back(fmt::format("rotary positions with a base stretched by an alpha of {}", *config.rope_scaling.alpha));
+  else if (config.rope_scaling.type != RopeScalingType::kNone)
     needs.push_back(fmt::format("rotary positions stretched {} times", config.rope_scaling.factor));
   if (spec.tied_head) needs.push_back("the embedding as head");
   return needs;

@@ -42,7 +42,7 @@ std::shared_ptr<Model> ModelFlags::open() const {
 
 void note_long_context(const ModelConfig& config, Index length) {
   // Dynamic scaling is made for longer texts.
-  if (length <= config.max_position_embeddings || config.rope_scaling.type == RopeScalingType::kDynamic) return;
+  if (length <= config.max_position_embeddings || config.rope_scaling.by_length()) return;
   print_note(
       fmt::format("{} tokens of context are more than the model's {} positions (max_position_embeddings); expect "
                   "worse text behind them",

@@ -12,6 +12,8 @@ enum class RopeScalingType : std::uint8_t { kNone, kLinear, kDynamic, kYarn };
 struct RopeScaling {
   RopeScalingType type = RopeScalingType::kNone;
   double factor = 1.0;  // over 1 unless there is no scaling
+  // Of dynamic scaling: theta is stretched by this once and for all, whatever the length (Hunyuan); the factor is not used.
+  std::optional<double> alpha = {};
 
   // Of YaRN. Pairs that turn more than beta_fast times over the original length keep their frequencies, those that turn
   // less than beta_slow times have theirs divided by the factor, and between there is a ramp.
@@ -23,6 +25,12 @@ struct RopeScaling {
 
   friend bool operator==(const RopeScaling&, const RopeScaling&) = default;
 
+  bool by_length() const { return type == RopeScalingType::kDynamic && !alpha; }
+  // What takes the place of theta where so many numbers of a head are turned; alone, lengths aside.
+  double base(double theta, std::int64_t rotary) const {
+    const auto dim = static_cast<double>(rotary);
+    return type == RopeScalingType::kDynamic && alpha ? theta * std::pow(*alpha, dim / (dim - 2)) : theta;
+  }
   // How much YaRN sharpens attention for a stretch, with a weight of its own.
   double sharpness(double weight) const { return factor <= 1 ? 1 : 0.1 * weight * std::log(factor) + 1; }
   // What cosines and sines are multiplied with.

@@ -66,6 +66,7 @@ bool fp8_blocks(const Json& v, const Json&, const ModelConfig&) {
          v.value("weight_block_size", Json()) == Json({128, 128});
 }
 bool per_layer(const Json& v, const Json&, const ModelConfig&) { return v == "per_layer"; }
+bool on(const Json& v, const Json&, const ModelConfig&) { return v == true; }
 bool all_ones(const Json& v, const Json&, const ModelConfig&) {
   return v.is_array() && std::all_of(v.begin(), v.end(), [](const Json& layer) { return layer == 1; });
 }
@@ -82,6 +83,8 @@ constexpr const char* kScaled = "scaled activations are not supported";
 constexpr const char* kCapped = "soft caps are not supported";
 constexpr const char* kPartial = "rotary positions on a part of a head are not supported";
 constexpr const char* kLayers = "which layers are MoE is said by first_k_dense_replace and moe_layer_freq";
+
+constexpr const char* kDropped = "experts that pass over tokens are not supported";
 
 struct Refused {
   std::string_view field;
@@ -147,6 +150,16 @@ constexpr Refused kRefused[] = {
     {"qk_norm_type", per_layer, "queries and keys are normed over all heads together here"},
     {"attn_type_list", all_ones, "only layers of full attention (1) are supported"},
     {"shared_intermediate_size", off, "shared experts are not supported in this family"},
+    {"attention_head_dim", whole_head, "write head_dim"},
+    {"use_cla", off, "keys and values that layers share (CLA) are not supported"},
+    {"use_mla", off, kMla},
+    {"use_rotary_pos_emb", on, "models without rotary positions are not supported"},
+    {"position_embedding_xdrope", off, "rotary positions in sections are not supported"},
+    {"num_shared_expert", shared_experts, "write n_shared_experts"},
+    {"moe_layer_num_skipped", off, kLayers},
+    {"moe_drop_tokens", off, kDropped},
+    {"moe_random_routing_dropped_token", off, kDropped},
+    {"group_limited_greedy", off, "write topk_method \"group_limited_greedy\""},
     {"is_encoder_decoder", off, "only decoders are supported"},
     {"add_cross_attention", off, "only decoders are supported"},
     {"pruned_heads", off, "pruned heads are not supported"},
@@ -215,6 +228,7 @@ constexpr std::string_view kSilent[] = {"architectures",
                                         "typical_p",
                                         "unsloth_version",
                                         "use_bfloat16",
+                                        "use_mixed_mlp_moe",
                                         "use_sliding_window",
                                         "v_head_dim"};
 

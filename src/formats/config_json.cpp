@@ -13,7 +13,9 @@
 #include "core/log.h"
 #include "core/printable.h"
 #include "formats/config_fields.h"
+#include "formats/config_rope.h"
 #include "formats/config_spellings.h"
+#include "formats/config_values.h"
 #include "model/families/family.h"
 
 namespace dsmoe {
@@ -80,10 +82,6 @@ void visit_fields(Config& c, Visit&& visit) {
   visit("router_z_loss_alpha", c.router_z_loss_alpha);
 }
 
-[[noreturn]] void wrong_type(const char* field, const Json& value, const char* expected) {
-  fail(ErrorCode::kFormat, "{} is {}; expected {}", field, json_read::shown(value), expected);
-}
-
 constexpr std::pair<const char*, DType> kDTypes[] = {
     {"float32", DType::kF32}, {"bfloat16", DType::kBF16}, {"float16", DType::kF16}};
 
@@ -96,31 +94,16 @@ class Reader {
   void operator()(const char* field, T& out) const {
     const std::string name = name_in(object_, family_, field);
     const auto found = name.empty() ? object_.end() : object_.find(name);
-    if (found != object_.end()) read(name.c_str(), *found, out);
+    if (found == object_.end()) return;
+    constexpr bool kNumber = std::is_same_v<T, Index> || std::is_same_v<T, std::optional<Index>>;
+    const bool list = kNumber && !family_.per_layer.empty();
+    read(name.c_str(), list ? same_in_all_layers(name.c_str(), *found) : *found, out);
   }
 
  private:
-  static void read(const char* name, const Json& v, Index& out) {
-    if (!v.is_number_integer()) wrong_type(name, v, "a whole number");
-    if (v.is_number_unsigned() && v.get<std::uint64_t>() > std::numeric_limits<Index>::max())
-      wrong_type(name, v, "a number of at most 63 bits");
-    out = v.get<Index>();
-  }
-  static void read(const char* name, const Json& v, std::optional<Index>& out) {
-    if (v.is_null()) return out.reset();
-    read(name, v, out.emplace());
-  }
-  static void read(const char* name, const Json& v, std::optional<double>& out) {
-    if (v.is_null()) return out.reset();
-    read(name, v, out.emplace());
-  }
-  static void read(const char* name, const Json& v, double& out) {
-    if (!v.is_number()) wrong_type(name, v, "a number");
-    out = v.get<double>();
-  }
-  static void read(const char* name, const Json& v, bool& out) {
-    if (!v.is_boolean() && !v.is_null()) wrong_type(name, v, "true or false");
-    out = v.is_boolean() && v.get<bool>();
+  template <class T>
+  static void read(const char* name, const Json& v, T& out) {
+    read_value(name, v, out);
   }
   static void read(const char* name, const Json& v, std::string& out) {
     if (!v.is_string()) wrong_type(name, v, "a string");
@@ -142,51 +125,7 @@ class Reader {
       if (v == text) out = dtype;
     if (!out) wrong_type(name, v, "\"float32\", \"bfloat16\" or \"float16\"");
   }
-  template <class T>
-  static void read_in(const char* name, const Json& object, const char* field, T& out) {
-    if (const Json* const v = json_read::find(object, field)) read(fmt::format("{} {}", name, field).c_str(), *v, out);
-  }
-  void read_yarn(const char* name, const Json& v, RopeScaling& out) const {
-    if (!family_.yarn)
-      fail(ErrorCode::kUnsupported,
-           "{} type is \"yarn\"; \"linear\" and \"dynamic\" are supported in models of model_type \"{}\"", name,
-           family_.model_type);
-    out.type = RopeScalingType::kYarn;
-    read_in(name, v, "beta_fast", out.beta_fast);
-    read_in(name, v, "beta_slow", out.beta_slow);
-    read_in(name, v, "mscale", out.mscale);
-    read_in(name, v, "mscale_all_dim", out.mscale_all_dim);
-    read_in(name, v, "attention_factor", out.attention_factor);
-    read_in(name, v, "original_max_position_embeddings", out.original_max_positions);
-    read_in(name, v, "truncate", out.truncate);
-  }
-  void read(const char* name, const Json& v, RopeScaling& out) const {
-    static const std::set<std::string_view> kYarn = {"beta_fast",      "beta_slow",        "mscale",
-                                                     "mscale_all_dim", "attention_factor", "truncate"};
-    out = {};
-    if (v.is_null()) return;
-    if (!v.is_object() || (!v.contains("type") && !v.contains("rope_type")))
-      wrong_type(name, v, "null or an object with \"type\" (or \"rope_type\") and \"factor\"");
-    const Json& type = v.contains("rope_type") ? v["rope_type"] : v["type"];
-    for (const auto& [key, value] : v.items())
-      if (key != "type" && key != "rope_type" && key != "factor" && key != "original_max_position_embeddings" &&
-          !(type == "yarn" && kYarn.contains(key)))
-        fail(ErrorCode::kUnsupported, "{} has {} {}, which is not supported", name, in_quotes(key),
-             json_read::shown(value));
-    if (v.contains("type") && v["type"] != type)
-      fail(ErrorCode::kFormat, "{} has type {} and rope_type {}; remove one", name, json_read::shown(v["type"]),
-           json_read::shown(type));
-    if (type == "default") return;
-    if (type != "linear" && type != "dynamic" && type != "yarn")
-      fail(ErrorCode::kUnsupported, "{} type is {}; \"linear\", \"dynamic\" and \"yarn\" are supported", name,
-           json_read::shown(type));
-    if (!v.contains("factor")) wrong_type(name, v, "an object with \"factor\"");
-    if (type == "yarn")
-      read_yarn(name, v, out);
-    else
-      out.type = type == "linear" ? RopeScalingType::kLinear : RopeScalingType::kDynamic;
-    read("rope_scaling factor", v["factor"], out.factor);
-  }
+  void read(const char* name, const Json& v, RopeScaling& out) const { out = read_rope_scaling(name, v, family_); }
 
   const Json& object_;
   const Family& family_;
@@ -206,27 +145,7 @@ Json to_value(const std::optional<DType>& v) {
     if (v == dtype) return text;
   return nullptr;
 }
-Json to_value(const RopeScaling& v) {
-  if (v.type == RopeScalingType::kNone) return nullptr;
-  if (v.type != RopeScalingType::kYarn)
-    return {{"type", v.type == RopeScalingType::kLinear ? "linear" : "dynamic"}, {"factor", v.factor}};
-  Json out = {{"type", "yarn"}, {"factor", v.factor}, {"beta_fast", v.beta_fast}, {"beta_slow", v.beta_slow}};
-  if (v.original_max_positions) out["original_max_position_embeddings"] = *v.original_max_positions;
-  if (v.mscale) out["mscale"] = *v.mscale;
-  if (v.mscale_all_dim) out["mscale_all_dim"] = *v.mscale_all_dim;
-  if (v.attention_factor) out["attention_factor"] = *v.attention_factor;
-  if (!v.truncate) out["truncate"] = false;
-  return out;
-}
-
-// Dynamic scaling is by max_position_embeddings, as in the reference; newer files may say another length beside it.
-void check_original_length(const char* name, const Json& scaling, const ModelConfig& c) {
-  const Json* const length = json_read::find(scaling, "original_max_position_embeddings");
-  if (c.rope_scaling.type == RopeScalingType::kDynamic && length && *length != c.max_position_embeddings)
-    fail(ErrorCode::kUnsupported,
-         "{} has original_max_position_embeddings {}; only max_position_embeddings {} is supported", name,
-         json_read::shown(*length), c.max_position_embeddings);
-}
+Json to_value(const RopeScaling& v) { return rope_scaling_value(v); }
 
 // What newer versions of transformers write instead of rope_theta and rope_scaling. Where a file has both, they must agree.
 void read_rope_parameters(const Json& object, const Family& family, ModelConfig& c) {
@@ -255,6 +174,18 @@ void read_rope_parameters(const Json& object, const Family& family, ModelConfig&
   check_original_length("rope_parameters", scaling, c);
 }
 
+// Lists of numbers per layer have one for each layer; what is behind these is not read by anyone.
+void check_lists(const Json& object, const Family& family, const ModelConfig& c) {
+  if (family.per_layer.empty()) return;
+  visit_fields(c, [&]<class T>(const char* field, const T&) {
+    if (!std::is_same_v<T, Index> && !std::is_same_v<T, std::optional<Index>>) return;
+    const std::string name = name_in(object, family, field);
+    const Json* const v = name.empty() ? nullptr : json_read::find(object, name);
+    if (v && v->is_array() && static_cast<Index>(v->size()) < c.num_hidden_layers)
+      fail(ErrorCode::kFormat, "{} has {} numbers for {} layers", name, v->size(), c.num_hidden_layers);
+  });
+}
+
 ModelConfig from_object(const Json& object) {
   ModelConfig config;
   const auto type = object.find("model_type");
@@ -267,7 +198,15 @@ ModelConfig from_object(const Json& object) {
     check_original_length("rope_scaling", *scaling, config);
   read_rope_parameters(object, family, config);
   if (family.finish) family.finish(config);
+  check_lists(object, family, config);
   return config;
+}
+
+// Whether a field is a list of numbers per layer, in a file that has it or in a new one.
+bool is_list(const Json& object, const Family& family, const std::string& name) {
+  const Json* const found = json_read::find(object, name);
+  if (found) return !family.per_layer.empty() && found->is_array();
+  return std::find(family.per_layer.begin(), family.per_layer.end(), name) != family.per_layer.end();
 }
 
 // Names from a file, for one line.
@@ -329,6 +268,7 @@ ModelConfig ModelConfig::with(const std::vector<std::string>& assignments) const
   check_spellings(changes, family);
   ModelConfig config = *this;
   visit_fields(config, Reader(changes, family));
+  if (family.finish) family.finish(config);
   const ModelConfig read = from_json(config.to_json(), "the changed config");  // as its file would be
   return source_json.empty() ? config : read;
 }
@@ -366,6 +306,7 @@ std::string ModelConfig::to_json() const {
   const Family& family = family_of(model_type);
   Json out = fresh ? Json{{"architectures", {std::string(family.architecture)}}}
                    : json_read::parse_object<Json>(source_json, "config.json");
+  if (fresh && !family.said.empty()) out.update(json_read::parse_object<Json>(family.said, "config.json"));
   const ModelConfig before = fresh ? family.default_config() : from_object(out);
   out.erase("quantization_config");  // weights are never written so
   Json unchanged = Json::object();
@@ -380,8 +321,10 @@ std::string ModelConfig::to_json() const {
     Json now = to_value(value);
     const bool same = now == unchanged[field];
     const std::string name = name_in(out, family, field);
-    if (name.empty() || (same && (!fresh || only_when_set(family, field)))) return;
-    out[name] = std::move(now);
+    const bool list = now.is_number() && is_list(out, family, name);
+    const bool stale = list && !fresh && num_hidden_layers != before.num_hidden_layers;
+    if (name.empty() || (same && !stale && (!fresh || (only_when_set(family, field) && !list)))) return;
+    out[name] = list ? Json(std::vector<Json>(static_cast<std::size_t>(num_hidden_layers), now)) : std::move(now);
     for (const std::string& other : spellings(family, field))  // they would keep the old value
       if (other != name) out.erase(other);
   });

@@ -22,6 +22,12 @@ constexpr std::string_view kOfOtherFamilies[] = {"use_qk_norm",
                                                  "v_head_dim",
                                                  "rope_interleave"};
 
+// Of a list with the same number for every layer that number.
+const Json& said_once(const Family& family, const Json& v) {
+  const bool list = !family.per_layer.empty() && v.is_array() && !v.empty();
+  return list ? v.front() : v;
+}
+
 }  // namespace
 
 bool is_of_other_families(std::string_view field) {
@@ -60,7 +66,7 @@ void check_spellings(const Json& object, const Family& family) {
     for (const std::string& name : spellings(family, listed.field)) {
       const auto found = object.find(name);
       if (found == object.end()) continue;
-      if (first && *first != *found)
+      if (first && said_once(family, *first) != said_once(family, *found))
         fail(ErrorCode::kFormat, "{} is {}, but {} is {}; they mean the same, remove one", said, json_read::shown(*first),
              name, json_read::shown(*found));
       if (!first) first = &*found, said = name;

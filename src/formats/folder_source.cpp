@@ -127,10 +127,15 @@ class FolderSource final : public ModelSource {
 std::string unread_tokenizer(const fs::path& folder) {
   std::error_code ignored;
   if (fs::exists(folder / "tokenizer.json", ignored)) return {};
-  for (const char* name : {"tokenizer.model", "tiktoken.model", "qwen.tiktoken", "hy.tiktoken"})
+  if (fs::exists(folder / "tokenizer.model", ignored))
+    return "tokenizer.model is not read; save the tokenizer with transformers, which writes tokenizer.json beside it";
+  // Their code, which is part of the model, writes no other file.
+  for (const char* name : {"tiktoken.model", "qwen.tiktoken", "hy.tiktoken"})
     if (fs::exists(folder / name, ignored))
-      return fmt::format("{} is not read; save the tokenizer with transformers, which writes tokenizer.json beside it",
-                         name);
+      return fmt::format(
+          "{} is not read, and transformers writes no tokenizer.json for it; use a GGUF file of this model made by "
+          "llama.cpp's converter, or a tokenizer.json that someone made of it",
+          name);
   return {};
 }
 

@@ -221,6 +221,26 @@ void read_tokens(const GgufMetadata& m, ModelConfig& c) {
 // In more than the digits that f32 has not.
 bool differs(double a, double b) { return std::fabs(a - b) > 1e-6 * std::fabs(b); }
 
+// f32 is what the format has; where config.json says the same number with more digits, that is kept.
+double carried(const GgufMetadata& m, const std::string& name, double otherwise, double said) {
+  const double value = gguf_decimal(m, name, otherwise);
+  return static_cast<float>(value) == static_cast<float>(said) ? said : value;
+}
+
+void read_rope(const GgufMetadata& m, const Keys& key, ModelConfig& c) {
+  const double said = c.rope_scaling.base(c.rope_theta, c.rotary_width());
+  const double base = carried(m, key("rope.freq_base"), 10000, said);
+  const RopeScaling scaling = read_scaling(m, key);
+  // An alpha is part of the base; config.json alone tells the two apart.
+  if (c.rope_scaling.alpha && base == said && scaling.type == RopeScalingType::kNone) return;
+  c.rope_theta = base;
+  if (c.rope_scaling.alpha || scaling.type != c.rope_scaling.type || differs(scaling.factor, c.rope_scaling.factor) ||
+      scaling.original_max_positions != c.rope_scaling.original_max_positions ||
+      differs(scaling.beta_fast, c.rope_scaling.beta_fast) || differs(scaling.beta_slow, c.rope_scaling.beta_slow) ||
+      differs(scaling.mscale_all_dim.value_or(0), c.rope_scaling.mscale_all_dim.value_or(0)))
+    c.rope_scaling = scaling;
+}
+
 // What a file of the architecture means that says nothing.
 ModelConfig bare_config(const GgufArchitecture& a) {
   ModelConfig c = family_of(a.model_type).default_config();
@@ -277,8 +297,7 @@ void check_gguf_carries(const ModelConfig& c) {
       refuse("first_k_dense_replace", c.first_k_dense_replace, "every layer is a MoE layer there");
   }
   if (c.attention_bias && !a.qkv_bias) refuse("attention_bias", true, "the output of attention has no bias there");
-  if (c.rope_scaling.type == RopeScalingType::kDynamic)
-    refuse("rope_scaling", "dynamic", "only linear scaling and none are known there");
+  if (c.rope_scaling.by_length()) refuse("rope_scaling", "dynamic", "only linear scaling and none are known there");
   if (c.rope_scaling.type == RopeScalingType::kYarn && !a.latent)
     refuse("rope_scaling", "yarn", "only linear scaling and none are supported there");
   if (const char* const why = why_yarn_is_not_carried(c.rope_scaling); why && a.latent) refuse("rope_scaling", "yarn", why);
@@ -308,7 +327,7 @@ io::GgufMetadata gguf_metadata(const ModelConfig& c, const std::string& name) {
   put("attention.head_count", c.num_attention_heads);
   if (!a.latent) put("attention.head_count_kv", c.kv_heads());
   real("attention.layer_norm_rms_epsilon", c.rms_norm_eps);
-  real("rope.freq_base", c.rope_theta);
+  real("rope.freq_base", c.rope_scaling.base(c.rope_theta, c.rotary_width()));  // an alpha is part of it
   put("rope.dimension_count", c.rotary_width());
   if (a.latent) {
     put_latent_keys(c, key(""), m);
@@ -353,20 +372,9 @@ ModelConfig config_from_gguf(const io::GgufFile& file) {
   read_experts(file, key, c);
   read_gate(file, key, c);
   read_tokens(m, c);
-  // f32 is what the format has; where config.json says the same number with more digits, that is kept.
-  const auto keep = [&](double& value, const char* name, double otherwise) {
-    const double carried = gguf_decimal(m, key(name), otherwise);
-    if (static_cast<float>(carried) != static_cast<float>(value)) value = carried;
-  };
   if (!m.contains(key("attention.layer_norm_rms_epsilon"))) m.number(key("attention.layer_norm_rms_epsilon"));
-  keep(c.rms_norm_eps, "attention.layer_norm_rms_epsilon", c.rms_norm_eps);
-  keep(c.rope_theta, "rope.freq_base", 10000);
-  const RopeScaling scaling = read_scaling(m, key);
-  if (scaling.type != c.rope_scaling.type || differs(scaling.factor, c.rope_scaling.factor) ||
-      scaling.original_max_positions != c.rope_scaling.original_max_positions ||
-      differs(scaling.beta_fast, c.rope_scaling.beta_fast) || differs(scaling.beta_slow, c.rope_scaling.beta_slow) ||
-      differs(scaling.mscale_all_dim.value_or(0), c.rope_scaling.mscale_all_dim.value_or(0)))
-    c.rope_scaling = scaling;
+  c.rms_norm_eps = carried(m, key("attention.layer_norm_rms_epsilon"), c.rms_norm_eps, c.rms_norm_eps);
+  read_rope(m, key, c);
   c.tie_word_embeddings = !file.contains("output.weight");
   c.attention_bias = file.contains("blk.0.attn_q.bias");
   if (knows(family_of(c.model_type), "use_qk_norm")) c.use_qk_norm = file.contains("blk.0.attn_q_norm.weight");

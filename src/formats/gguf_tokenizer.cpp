@@ -68,7 +68,7 @@ struct Tokens {
 
 // Tokenizers of these pipelines bring texts into NFC. Other readers of such files do not, which changes nothing for texts
 // that are in this form already, as nearly all are.
-bool implies_nfc(std::string_view pre) { return pre == "qwen2" || pre == "olmo"; }
+bool implies_nfc(std::string_view pre) { return pre == "qwen2" || pre == "hunyuan" || pre == "olmo"; }
 
 bool is_nfc(const Json& normalizer) {
   if (normalizer.value("type", "") != "Sequence") return normalizer.value("type", "") == "NFC";

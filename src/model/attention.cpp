@@ -21,10 +21,11 @@ ops::AttentionShape shape_of(const GqaSpec& s) {
 
 struct Qkv {
   Tensor q, k, v;
-  Tensor q_unnormed = {}, k_unnormed = {};  // f32; where they are normed
+  Tensor q_unnormed = {}, k_unnormed = {};  // f32; where they are normed, turned if that comes first
 };
 
 bool has_norms(const GqaSpec& s) { return s.qk_norm != QkNorm::kNone; }
+bool turned_last(const GqaSpec& s) { return !has_norms(s) || !s.norm_turned; }
 
 // x [T, heads * head_dim] as the rows that are normed.
 Tensor norm_rows(const GqaSpec& s, const Tensor& x) {
@@ -44,6 +45,22 @@ Tensor normed_backward(Context& ctx, const GqaSpec& s, const Tensor& dy, const T
   if (!add_grad) ctx.fill_zero(grad);
   ops::rms_norm_backward(ctx, norm_rows(s, dy), norm_rows(s, x), weight, static_cast<float>(s.norm_eps), rows, grad);
   return ops::converted(ctx, dx, dy.dtype());
+}
+
+// Rotary positions, then norms: both in f32.
+Qkv turned_tokens(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
+                  const Tensor& h) {
+  std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, DType::kF32);
+  for (const std::size_t i : {0, 1}) ops::apply_rope(ctx, qkv[i], pass.rope);
+  Tensor q = normed(ctx, spec, qkv[0], w.q_norm, h.dtype()), k = normed(ctx, spec, qkv[1], w.k_norm, h.dtype());
+  Tensor v = ops::converted(ctx, qkv[2], h.dtype());
+  if (KvPool* const pool = pass.batch.pool()) {
+    Tensor keys = pool->k(layer), values = pool->v(layer);
+    ops::store_rows(ctx, k, pass.slices, keys);
+    ops::store_rows(ctx, v, pass.slices, values);
+    return {std::move(q), std::move(keys), std::move(values)};
+  }
+  return {std::move(q), std::move(k), std::move(v), qkv[0], qkv[1]};
 }
 
 // The norms are given f32.
@@ -73,7 +90,8 @@ Qkv new_tokens(Context& ctx, const GqaSpec& spec, const AttentionWeights& w, con
   mark(ctx, "norms and sums");
   const Tensor h = ops::add_rms_norm(ctx, x);
   mark(ctx, "projections");
-  if (has_norms(spec)) return normed_tokens(ctx, spec, w, pass, layer, h);
+  if (has_norms(spec))
+    return turned_last(spec) ? normed_tokens(ctx, spec, w, pass, layer, h) : turned_tokens(ctx, spec, w, pass, layer, h);
   std::vector<Tensor> qkv = linear_forward(ctx, h, {&w.q, &w.k, &w.v}, h.dtype());
   if (pool) {
     Tensor k = pool->k(layer), v = pool->v(layer);
@@ -164,12 +182,14 @@ Tensor attention_backward(Context& ctx, const GqaSpec& spec, const AttentionWeig
   Tensor dv = ctx.empty(h.dtype(), saved.v.shape());
   mark(ctx, "attention, backward");
   ops::attention_backward(ctx, shape_of(spec), saved.q, saved.k, saved.v, pass.slices, saved.out, saved.lse, dout, dq, dk,
-                          dv, &pass.rope);
+                          dv, turned_last(spec) ? &pass.rope : nullptr);
 
   mark(ctx, "projections, backward");
   if (has_norms(spec)) {
     dq = normed_backward(ctx, spec, dq, saved.q_unnormed, w.q_norm, grads.q_norm, add_grads);
     dk = normed_backward(ctx, spec, dk, saved.k_unnormed, w.k_norm, grads.k_norm, add_grads);
+    if (!turned_last(spec))
+      for (Tensor* const t : {&dq, &dk}) ops::apply_rope(ctx, *t, pass.rope, /*inverse=*/true);
   }
   Tensor dh = ctx.empty(h.dtype(), h.shape());
   linear_backward(ctx, {{dq, w.q, grads.q}, {dk, w.k, grads.k}, {dv, w.v, grads.v}}, h, add_grads, dh);

@@ -16,7 +16,8 @@ struct AttentionSaved {
   Tensor q, k, v;                 // [T, heads * head_dim], as they are multiplied: normed and rotated
   Tensor out;                     // [T, H * head_dim] before the output projection
   Tensor lse;                     // [H, T]
-  Tensor q_unnormed, k_unnormed;  // f32, what the norms of queries and keys were given; empty without such norms
+  Tensor q_unnormed, k_unnormed;  // f32, what the norms of queries and keys were given (turned, where that comes
+                                  // first); empty without such norms
   // Latent attention: q is over the latent, k is what the cache has, v is a part of it; the norms are those before the
   // second projections.
   Tensor q_projected;  // [T, H * (nope + rope)], before it is turned

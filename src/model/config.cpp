@@ -99,8 +99,11 @@ void check_rope(const ModelConfig& c) {
   require(std::isfinite(c.rope_theta) && c.rope_theta > 0, "rope_theta is {}; it must be finite and positive",
           c.rope_theta);
   if (c.rope_scaling.type == RopeScalingType::kNone) return;
-  require(std::isfinite(c.rope_scaling.factor) && c.rope_scaling.factor > 1,
+  const bool alpha = c.rope_scaling.alpha.has_value();  // then the factor is not used
+  require(std::isfinite(c.rope_scaling.factor) && (c.rope_scaling.factor > 1 || (alpha && c.rope_scaling.factor == 1)),
           "rope_scaling factor is {}; it must be a number over 1 (null turns scaling off)", c.rope_scaling.factor);
+  require(!alpha || (std::isfinite(*c.rope_scaling.alpha) && *c.rope_scaling.alpha >= 1),
+          "rope_scaling alpha is {}; it must be a number of 1 or more", c.rope_scaling.alpha.value_or(1));
   require(c.rope_scaling.type != RopeScalingType::kDynamic || c.rotary_width() > 2,
           "rope_scaling \"dynamic\" needs a head_dim over 2, found {}", c.rotary_width());
   if (c.rope_scaling.type == RopeScalingType::kYarn) check_yarn(c.rope_scaling, c.rope_theta);

@@ -126,6 +126,13 @@ ModelConfig with_architecture(ModelConfig config, const Architecture& architectu
   config.num_experts_per_tok = architecture.active;
   config.n_shared_experts = architecture.shared;
   config.moe_intermediate_size = architecture.width;
+  if (const auto resized = family_of(config.model_type).resized) resized(config);
+  // Groups of experts that these cannot be cut into: no count depends on them.
+  const Index groups = config.expert_groups(), each = groups > 0 ? architecture.routed / groups : 0;
+  if (groups > 1 && (each * groups != architecture.routed || each * config.topk_group.value_or(1) < architecture.active)) {
+    config.n_group = config.topk_group = 1;
+    if (!config.selection_bias()) config.topk_method = "greedy";
+  }
   return config;
 }
 

@@ -88,7 +88,7 @@ ModelConfig paper_145b() {
   return c;
 }
 
-constexpr std::array<std::pair<const char*, ModelConfig (*)()>, 22> kPresets = {{
+constexpr std::array<std::pair<const char*, ModelConfig (*)()>, 23> kPresets = {{
     {"tiny", tiny},
     {"paper-2b", paper_2b},
     {"deepseek-moe-16b", deepseek_moe_16b},
@@ -103,6 +103,7 @@ constexpr std::array<std::pair<const char*, ModelConfig (*)()>, 22> kPresets = {
     {"ernie-4.5-21b-a3b", ernie_4_5_21b_a3b},
     {"minimax-m2", minimax_m2},
     {"dots.llm1", dots_llm1},
+    {"hunyuan-a13b", hunyuan_a13b},
     {"qwen1.5-moe-a2.7b", qwen1_5_moe_a2_7b},
     {"qwen2-57b-a14b", qwen2_57b_a14b},
     {"deepseek-v2-lite", deepseek_v2_lite},

@@ -16,6 +16,7 @@ ModelConfig mixtral_8x22b();
 ModelConfig ernie_4_5_21b_a3b();
 ModelConfig minimax_m2();
 ModelConfig dots_llm1();
+ModelConfig hunyuan_a13b();
 ModelConfig qwen1_5_moe_a2_7b();
 ModelConfig qwen2_57b_a14b();
 ModelConfig deepseek_v2_lite();

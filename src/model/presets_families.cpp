@@ -113,6 +113,24 @@ ModelConfig dots_llm1() {
   return c;
 }
 
+// Its config.json says another bos_token_id, which its tokenizer does not put anywhere; readers take <|bos|>.
+ModelConfig hunyuan_a13b() {
+  ModelConfig c = released("hunyuan_v1_moe");
+  c.vocab_size = 128167;
+  c.intermediate_size = c.moe_intermediate_size = 3072;
+  c.num_key_value_heads = 8;
+  c.n_routed_experts = 64;
+  c.num_experts_per_tok = 8;
+  c.explicit_head_dim = 128;
+  c.max_position_embeddings = 32768;
+  c.rope_scaling = {.type = RopeScalingType::kDynamic, .factor = 1, .alpha = 1000};
+  c.tie_word_embeddings = true;
+  c.pad_token_id.reset();
+  c.bos_token_id = 127959;
+  c.eos_token_id = {127960};
+  return c;
+}
+
 ModelConfig qwen1_5_moe_a2_7b() {
   ModelConfig c = released("qwen2_moe");
   c.max_position_embeddings = 8192;

@@ -12,7 +12,7 @@
 
 namespace dsmoe {
 
-// Norms of queries and keys before rotary positions, each with weights of its own.
+// Norms of queries and keys, each with weights of its own.
 enum class QkNorm : std::uint8_t {
   kNone,
   kHead,   // every head by itself, one weight [head_dim] for all heads
@@ -28,8 +28,9 @@ struct GqaSpec {
   bool bias = false;         // of the projections to queries, keys and values
   bool output_bias = false;  // of the projection back
   QkNorm qk_norm = QkNorm::kNone;
-  double norm_eps = 0;  // of these norms
-  Index rotary = 0;     // numbers of a head that files have turned; 0: the whole head (row_order.h)
+  bool norm_turned = false;  // these norms come after rotary positions, not before
+  double norm_eps = 0;       // of these norms
+  Index rotary = 0;          // numbers of a head that files have turned; 0: the whole head (row_order.h)
 };
 
 // Multi-head latent attention (MLA): keys and values of all heads are made of one latent per token, and keys have a part

@@ -22,7 +22,10 @@ Rope::Rope(Index head_dim, double theta, const RopeScaling& scaling, Index max_p
   require(std::isfinite(theta) && theta > 0, "[rope] theta is {}, expected a number over 0", theta);
   require(scaling.type == RopeScalingType::kNone || (std::isfinite(scaling.factor) && scaling.factor >= 1),
           "[rope] the scaling factor is {}, expected 1 or more", scaling.factor);
-  frequencies_ = scaling.type == RopeScalingType::kYarn ? yarn_frequencies() : frequencies_of(theta);
+  require(!scaling.alpha || (std::isfinite(*scaling.alpha) && *scaling.alpha > 0 && rotary_ > 2),
+          "[rope] alpha is {} and {} numbers of a head are turned, expected an alpha over 0 and more than 2 numbers",
+          scaling.alpha.value_or(0), rotary_);
+  frequencies_ = scaling.type == RopeScalingType::kYarn ? yarn_frequencies() : frequencies_of(scaling.base(theta, rotary_));
 }
 
 // In f32 from the frequencies on, as the reference.

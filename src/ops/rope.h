@@ -14,7 +14,8 @@
 namespace dsmoe::ops {
 
 // How a model turns. Linear scaling divides positions by the factor. Dynamic scaling stretches theta for a sequence that
-// is opened for more than max_position_embeddings positions, by their number (docs/design/dynamic-rope.md). YaRN divides
+// is opened for more than max_position_embeddings positions, by their number (docs/design/dynamic-rope.md), or, with an
+// alpha, for every sequence alike. YaRN divides
 // the frequencies of slow pairs, whatever the length, and multiplies cosines and sines with a factor.
 class Rope {
  public:
@@ -23,7 +24,7 @@ class Rope {
 
   Index head_dim() const { return head_dim_; }
   bool scaled_by(Index context) const {  // whether the frequencies depend on this context (dynamic scaling)
-    return scaling_.type == RopeScalingType::kDynamic && context > max_position_embeddings_;
+    return scaling_.by_length() && context > max_position_embeddings_;
   }
   std::vector<float> frequencies(Index context) const;  // [head_dim / 2], of a sequence opened for so many positions
   float divisor() const {                               // of positions

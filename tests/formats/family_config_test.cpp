@@ -184,6 +184,77 @@ TEST(FamilyConfig, WindowOfDots1) {
   EXPECT_NO_THROW(read(ModelConfig::preset("dots.llm1").with({"num_hidden_layers=63"}).to_json()));
 }
 
+std::string hunyuan(const std::string& more, int layers = 2) {
+  return R"({"model_type": "hunyuan_v1_moe", "hidden_size": 64, "num_attention_heads": 4, "num_experts": 8, "moe_topk": [2, 2],
+             "intermediate_size": 32, "num_hidden_layers": )" +
+         std::to_string(layers) + more + "}";
+}
+
+TEST(FamilyConfig, NumbersPerLayerOfHunyuan) {
+  const ModelConfig c = read(hunyuan(R"(, "num_shared_expert": [1, 1], "moe_intermediate_size": [32, 32, 32])"));
+  EXPECT_EQ(c.experts_per_token(), 2);
+  EXPECT_EQ(c.shared_experts(), 1);
+  EXPECT_EQ(c.moe_intermediate_size, 32);
+  EXPECT_EQ(read(hunyuan("")).moe_intermediate_size, 32) << "the reference's class has no such field";
+  EXPECT_EQ(read(hunyuan("")).shared_experts(), 1) << "nor one for shared experts, of which it has one";
+  EXPECT_EQ(read(hunyuan(R"(, "num_experts_per_tok": 2, "num_local_experts": [8, 8])")).routed_experts(), 8);
+  EXPECT_TRUE(refused(hunyuan(R"(, "num_local_experts": [4, 4])"), {"num_experts is 8", "remove one"}));
+  EXPECT_TRUE(
+      refused(hunyuan(R"(, "num_shared_expert": [1, 2])"), {"num_shared_expert is 1 in one layer and 2 in another"}));
+  EXPECT_TRUE(refused(hunyuan("", 3), {"moe_topk has 2 numbers for 3 layers"}));
+  EXPECT_TRUE(refused(hunyuan(R"(, "num_shared_expert": [])"), {"num_shared_expert is []"}));
+  EXPECT_TRUE(
+      refused(hunyuan(R"(, "moe_intermediate_size": 48)"), {"moe_intermediate_size is 48", "intermediate_size is 32"}));
+  EXPECT_TRUE(refused(R"({"model_type": "qwen3_moe", "num_experts_per_tok": [8, 8]})", {"num_experts_per_tok is [8,8]"}))
+      << "another family's files have no lists";
+  // What is written has as many numbers as layers, in a file's own form.
+  const Json deeper = Json::parse(c.with({"num_hidden_layers=3"}).to_json());
+  EXPECT_EQ(deeper["moe_topk"], Json({2, 2, 2}));
+  EXPECT_EQ(deeper["num_experts"], 8);
+  const Json other = Json::parse(c.with({"moe_topk=3", "num_experts=4"}).to_json());
+  EXPECT_EQ(other["moe_topk"], Json({3, 3}));
+  EXPECT_EQ(other["num_experts"], 4);
+  EXPECT_EQ(other["moe_intermediate_size"], Json({32, 32, 32})) << "what did not change stays";
+  const Json fresh = Json::parse(ModelConfig::preset("hunyuan-a13b").to_json());
+  for (const char* list : {"moe_topk", "moe_intermediate_size", "num_shared_expert"})
+    EXPECT_EQ(fresh[list].size(), 32u) << list << ", which llama.cpp's converter reads as lists";
+  EXPECT_TRUE(fresh["use_qk_norm"] == true && fresh["use_mixed_mlp_moe"] == true) << "missing, they are false for vLLM";
+}
+
+// The words of the released file. Its type is "dynamic", but an alpha stretches the base whatever the length.
+TEST(FamilyConfig, RotaryBaseOfHunyuan) {
+  const auto rope = [](const std::string& scaling) {
+    return hunyuan(R"(, "max_position_embeddings": 16, "rope_scaling": )" + scaling);
+  };
+  const ModelConfig c = read(rope(R"({"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0,
+                                      "mscale_all_dim": 1.0, "type": "dynamic"})"));
+  EXPECT_FALSE(c.rope_scaling.by_length());
+  EXPECT_NEAR(c.rope_scaling.base(10000, 128), 11158839.925, 1e-3);
+  EXPECT_EQ(read(c.to_json()).rope_scaling, c.rope_scaling);
+  const GqaSpec& a = attention(spec_of(c));
+  EXPECT_TRUE(a.qk_norm == QkNorm::kHead && a.norm_turned);
+  EXPECT_FALSE(attention(spec_of(ModelConfig::preset("qwen3-30b-a3b"))).norm_turned);
+  EXPECT_EQ(read(rope(R"({"alpha": 50.0, "type": "dynamic"})")).rope_scaling.alpha, 50.0);
+  EXPECT_TRUE(read(rope(R"({"factor": 2.0, "type": "dynamic"})")).rope_scaling.by_length());
+  EXPECT_TRUE(refused(rope(R"({"factor": 1.0, "type": "dynamic"})"), {"factor is 1"}));
+  EXPECT_TRUE(refused(rope(R"({"alpha": 0.5, "type": "dynamic"})"), {"alpha is 0.5"}));
+  EXPECT_TRUE(refused(rope(R"({"alpha": 1e999, "type": "dynamic"})"), {""}));
+  EXPECT_TRUE(refused(rope(R"({"alpha": 50.0, "factor": 2.0, "type": "linear"})"), {"alpha"}));
+  EXPECT_TRUE(refused(R"({"model_type": "qwen3_moe", "rope_scaling": {"alpha": 50.0, "factor": 2.0, "type": "dynamic"}})",
+                      {"alpha"}));
+  for (const char* const more :
+       {R"(, "use_cla": true)", R"(, "use_mla": true)", R"(, "moe_drop_tokens": true)",
+        R"(, "moe_random_routing_dropped_token": true)", R"(, "moe_layer_num_skipped": 1)", R"(, "attention_head_dim": 32)",
+        R"(, "use_rotary_pos_emb": false)", R"(, "position_embedding_xdrope": true)", R"(, "use_qk_norm": false)",
+        R"(, "norm_topk_prob": false)", R"(, "sliding_window": 64)"}) {
+    const std::string field(more + 3, std::string_view(more).find(':') - 4);
+    EXPECT_TRUE(refused(hunyuan(more), {field})) << more;
+  }
+  EXPECT_NO_THROW(read(hunyuan(R"(, "use_cla": false, "cla_share_factor": 2, "use_mla": false, "moe_drop_tokens": false,
+    "moe_random_routing_dropped_token": false, "moe_layer_num_skipped": 0, "attention_head_dim": 16, "use_qk_norm": true,
+    "use_rotary_pos_emb": true, "kv_lora_rank": null, "use_mixed_mlp_moe": true, "group_limited_greedy": false)")));
+}
+
 TEST(FamilyConfig, ANewFileIsReadBackAsItWas) {
   for (const std::string& name : ModelConfig::preset_names()) {
     const ModelConfig c = ModelConfig::preset(name), again = read(c.to_json());

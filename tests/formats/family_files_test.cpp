@@ -286,6 +286,29 @@ TEST(FamilyGguf, SharedExpertsOfErnieAreAsWideAsTheirTensors) {
   EXPECT_TRUE(test::same_bits(logits(ctx, file), logits(ctx, kGolden / "ernie4_5_moe")));
 }
 
+// A file of llama.cpp's converter has an alpha in the base alone; ours says it besides, as long as the base is not changed.
+TEST(FamilyGguf, AnAlphaIsPartOfTheBase) {
+  const testing::TempFolder dir;
+  Context ctx(1);
+  const auto source = ModelSource::open(kGolden / "hunyuan_v1_moe");
+  io::GgufMetadata m = source->export_metadata("x");
+  EXPECT_EQ(m.number("hunyuan-moe.rope.freq_base"), 1600);
+  EXPECT_EQ(m.text("hunyuan-moe.rope.scaling.type"), "none");
+  EXPECT_EQ(m.integer("hunyuan-moe.expert_shared_feed_forward_length"), 10);
+  write_gguf(ctx, dir / "ours.gguf", *source, m, gguf_file_type("f32"), {});
+  EXPECT_EQ(ModelConfig::load(dir / "ours.gguf").rope_scaling.alpha, 8.0);
+  m.set("hunyuan-moe.rope.freq_base", io::GgufValue::f32(500));
+  write_gguf(ctx, dir / "edited.gguf", *source, m, gguf_file_type("f32"), {});
+  const ModelConfig edited = ModelConfig::load(dir / "edited.gguf");
+  EXPECT_TRUE(edited.rope_theta == 500 && edited.rope_scaling == RopeScaling());
+  m.remove("dsmoe.config_json");
+  write_gguf(ctx, dir / "bare.gguf", *source, m, gguf_file_type("f32"), {});
+  EXPECT_TRUE(test::same_bits(logits(ctx, dir / "bare.gguf"), logits(ctx, dir / "edited.gguf")));
+  ModelConfig c = source->config();
+  c.rope_scaling.alpha.reset(), c.rope_scaling.factor = 2;
+  EXPECT_TRUE(throws_error([&] { check_gguf_carries(c); }, {"rope_scaling is dynamic"}, ErrorCode::kUnsupported));
+}
+
 // As the same converter writes it; the format does not tell the two apart.
 TEST(FamilyGguf, TheGateOfSharedExpertsMayBeARow) {
   const testing::TempFolder dir;

@@ -117,7 +117,8 @@ TEST(PeerGguf, KnowsTheTensorsOfAModel) {
   write_all_types(dir / "no-model.gguf");
   EXPECT_EQ(check("model", dir / "no-model.gguf", " 2>/dev/null"), 1) << "the script takes anything";
   Context ctx(1);
-  for (const char* name : {"qwen3_moe", "glm4_moe", "mixtral", "ernie4_5_moe", "minimax_m2", "dots1", "olmoe_mha"}) {
+  for (const char* name :
+       {"qwen3_moe", "glm4_moe", "mixtral", "ernie4_5_moe", "minimax_m2", "dots1", "olmoe_mha", "hunyuan_v1_moe"}) {
     const auto source = ModelSource::open(std::filesystem::path(DSMOE_TEST_DATA "/model/golden_families") / name);
     write_gguf(ctx, dir / name, *source, source->export_metadata(name), gguf_file_type("f32"), {});
     EXPECT_EQ(check("model", dir / name), 0) << name;

@@ -55,7 +55,8 @@ TEST(Plan, GivesThePapersTotals) {
       {"mixtral-8x22b", "140.6", "39.2"},   {"ernie-4.5-21b-a3b", "21.8", "3.4"}, {"minimax-m2", "228.7", "11.0"},
       {"dots.llm1", "142.8", "14.0"},       {"qwen1.5-moe-a2.7b", "14.3", "2.7"}, {"qwen2-57b-a14b", "57.4", "14.2"},
       {"deepseek-v2-lite", "15.7", "2.7"},  {"deepseek-v2", "235.7", "21.4"},     {"deepseek-v3", "671.0", "37.6"},
-      {"moonlight-16b-a3b", "16.0", "2.9"}, {"kimi-k2", "1026.4", "32.9"},        {"glm-4.7-flash", "29.9", "3.9"}};
+      {"moonlight-16b-a3b", "16.0", "2.9"}, {"kimi-k2", "1026.4", "32.9"},        {"glm-4.7-flash", "29.9", "3.9"},
+      {"hunyuan-a13b", "80.4", "12.7"}};
   for (const auto& [name, total, activated] : released) {
     EXPECT_EQ(billions(count(name).total), total) << name;
     EXPECT_EQ(billions(count(name).activated), activated) << name;

@@ -52,6 +52,11 @@ TEST(OpsRope, AnglesFollowTheFormulas) {
   const ops::Rope dynamic(8, kTheta, {RopeScalingType::kDynamic, 2.0}, 8);
   expect_angles(dynamic, 8, kTheta, 1);
   expect_angles(dynamic, 21, kTheta * std::pow(2.0 * 21 / 8 - 1, 8.0 / 6), 1);
+  // With an alpha: base * alpha^(d / (d - 2)), whatever the length and the factor (Hunyuan).
+  const ops::Rope alpha(8, kTheta, {RopeScalingType::kDynamic, 2.0, 1000.0}, 8);
+  expect_angles(alpha, 8, kTheta * std::pow(1000.0, 8.0 / 6), 1);
+  expect_angles(alpha, 21, kTheta * std::pow(1000.0, 8.0 / 6), 1);
+  EXPECT_FALSE(alpha.scaled_by(21));
 }
 
 // Frequencies that transformers gives for DeepSeek-V3's and Kimi-K2's, which know where the ramp begins and ends: pairs 10

@@ -20,14 +20,12 @@ MoeConfig moe_spec(const ModelConfig& config, Index layer);  // as the fields of
 // All layers with this attention; those that config.is_moe_layer() with moe_spec(), the others dense.
 ModelSpec model_spec(const ModelConfig& config, const AttentionSpec& attention);
 
-// Of families with latent attention: names beside the usual ones, their fields, what all of them check (and those with
-// sigmoid scores), and the spec.
-extern const std::span<const RoleName> kLatentNames;
-extern const std::span<const FieldName> kLatentFields;
-void finish_latent(ModelConfig& config);
+// Of families with latent attention: what all of them check, and those with sigmoid scores; and a family, which differs
+// from the others in what is given here.
 void check_latent(const ModelConfig& config);
 void check_sigmoid_latent(const ModelConfig& config);
-ModelSpec latent_model_spec(const ModelConfig& config);
+Family latent_family(std::string_view model_type, std::string_view architecture, std::string_view title,
+                     void (*check)(const ModelConfig&), ModelConfig (*defaults)());
 
 Family deepseek_family();
 Family qwen3_moe_family();
@@ -42,5 +40,6 @@ Family deepseek_v2_family();
 Family deepseek_v3_family();
 Family kimi_k2_family();
 Family glm4_moe_lite_family();
+Family hunyuan_v1_moe_family();
 
 }  // namespace dsmoe

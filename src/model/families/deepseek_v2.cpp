@@ -41,17 +41,10 @@ void check_deepseek_v2(const ModelConfig& c) {
 }  // namespace
 
 Family deepseek_v2_family() {
-  return {.model_type = "deepseek_v2",
-          .architecture = "DeepseekV2ForCausalLM",
-          .check = check_deepseek_v2,
-          .spec = latent_model_spec,
-          .names = kLatentNames,
-          .more_names = kUsualNames,
-          .fields = kLatentFields,
-          .defaults = deepseek_v2_defaults,
-          .finish = finish_latent,
-          .rotary_pairs = true,
-          .title = "DeepSeek-V2"};
+  Family family =
+      latent_family("deepseek_v2", "DeepseekV2ForCausalLM", "DeepSeek-V2", check_deepseek_v2, deepseek_v2_defaults);
+  family.skipped = {};  // no release has layers behind the last
+  return family;
 }
 
 }  // namespace dsmoe

@@ -1,13 +1,10 @@
 // DeepSeek-V3 and R1, Moonlight, and Kimi-K2, which differs in its model_type: latent attention, sigmoid scores with a
 // selection bias, groups scored by their two best experts.
-#include "core/fail.h"
 #include "model/families/common.h"
 
 namespace dsmoe {
 
 namespace {
-
-constexpr std::string_view kDeepseekV3Skipped[] = {"model.layers.{layers}."};
 
 // Of DeepseekV3Config.
 ModelConfig deepseek_v3_defaults() {
@@ -40,24 +37,13 @@ ModelConfig deepseek_v3_defaults() {
   return c;
 }
 
-Family family_with(std::string_view model_type, std::string_view title) {
-  return {.model_type = model_type,
-          .architecture = "DeepseekV3ForCausalLM",
-          .check = check_sigmoid_latent,
-          .spec = latent_model_spec,
-          .names = kLatentNames,
-          .more_names = kUsualNames,
-          .fields = kLatentFields,
-          .defaults = deepseek_v3_defaults,
-          .finish = finish_latent,
-          .rotary_pairs = true,
-          .title = title,
-          .skipped = kDeepseekV3Skipped};
-}
-
 }  // namespace
 
-Family deepseek_v3_family() { return family_with("deepseek_v3", "DeepSeek-V3"); }
-Family kimi_k2_family() { return family_with("kimi_k2", "Kimi-K2"); }
+Family deepseek_v3_family() {
+  return latent_family("deepseek_v3", "DeepseekV3ForCausalLM", "DeepSeek-V3", check_sigmoid_latent, deepseek_v3_defaults);
+}
+Family kimi_k2_family() {
+  return latent_family("kimi_k2", "DeepseekV3ForCausalLM", "Kimi-K2", check_sigmoid_latent, deepseek_v3_defaults);
+}
 
 }  // namespace dsmoe

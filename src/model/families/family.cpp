@@ -12,10 +12,10 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::list<Family> families = {deepseek_family(),    qwen3_moe_family(),    glm4_moe_family(),   olmoe_family(),
-                                mixtral_family(),     ernie4_5_moe_family(), minimax_m2_family(), dots1_family(),
-                                deepseek_v2_family(), deepseek_v3_family(),  kimi_k2_family(),    glm4_moe_lite_family(),
-                                qwen2_moe_family()};  // those in it stay where they are
+  std::list<Family> families = {deepseek_family(),    qwen3_moe_family(),     glm4_moe_family(),   olmoe_family(),
+                                mixtral_family(),     ernie4_5_moe_family(),  minimax_m2_family(), dots1_family(),
+                                deepseek_v2_family(), deepseek_v3_family(),   kimi_k2_family(),    glm4_moe_lite_family(),
+                                qwen2_moe_family(),   hunyuan_v1_moe_family()};  // those in it stay where they are
 
   const Family* find(std::string_view model_type) const {
     for (const Family& family : families)

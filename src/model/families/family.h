@@ -39,7 +39,9 @@ struct Family {
   std::span<const FieldName> fields = {};          // of config.json
   ModelConfig (*defaults)() = nullptr;             // what a file means that leaves a field out; null: ModelConfig's own
   void (*finish)(ModelConfig&) = nullptr;          // fields that follow from others of the file, after all were read
+  void (*resized)(ModelConfig&) = nullptr;         // fields that say the number or width of experts in another way
   bool yarn = true;                                // the reference stretches positions in this way, too
+  bool rope_alpha = false;                         // and, of dynamic scaling, by an alpha once and for all
   bool rotary_pairs = false;                       // a folder has the two of a pair beside each other (row_order.h)
   std::string_view title = {};                     // for people: "Qwen3-MoE"
   std::span<const std::string_view> skipped = {};  // tensors that are passed over begin so; {layers}: their number
@@ -48,6 +50,11 @@ struct Family {
   // max_window_layers of a config.json that has none: layers from it on attend over a window unless sliding_window is null.
   // 0: no layer does unless the file says so.
   Index window_from_layer = 0;
+
+  // Fields that a new file has as a list with one number per layer, by their spelling. Of a family that has such, any
+  // number may be such a list, as long as all its numbers are the same.
+  std::span<const std::string_view> per_layer = {};
+  std::string_view said = {};  // a JSON object: what a new file says besides, for other readers
 
   std::string name(std::string_view role, Index layer = -1, Index expert = -1) const;
   std::vector<std::string> spellings(std::string_view role, Index layer = -1, Index expert = -1) const;  // may be empty

@@ -5,8 +5,6 @@ namespace dsmoe {
 
 namespace {
 
-constexpr std::string_view kGlm4LiteSkipped[] = {"model.layers.{layers}."};
-
 // Of Glm4MoeLiteConfig; files have no scoring_func.
 ModelConfig glm4_lite_defaults() {
   ModelConfig c;
@@ -42,18 +40,8 @@ ModelConfig glm4_lite_defaults() {
 }  // namespace
 
 Family glm4_moe_lite_family() {
-  return {.model_type = "glm4_moe_lite",
-          .architecture = "Glm4MoeLiteForCausalLM",
-          .check = check_sigmoid_latent,
-          .spec = latent_model_spec,
-          .names = kLatentNames,
-          .more_names = kUsualNames,
-          .fields = kLatentFields,
-          .defaults = glm4_lite_defaults,
-          .finish = finish_latent,
-          .rotary_pairs = true,
-          .title = "GLM-4.7-Flash",
-          .skipped = kGlm4LiteSkipped};
+  return latent_family("glm4_moe_lite", "Glm4MoeLiteForCausalLM", "GLM-4.7-Flash", check_sigmoid_latent,
+                       glm4_lite_defaults);
 }
 
 }  // namespace dsmoe

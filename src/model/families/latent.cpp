@@ -8,7 +8,7 @@ namespace dsmoe {
 
 namespace {
 
-constexpr RoleName kNames[] = {
+constexpr RoleName kLatentNames[] = {
     {"attention.q_a.weight", "model.layers.{layer}.self_attn.q_a_proj.weight"},
     {"attention.q_a_norm.weight", "model.layers.{layer}.self_attn.q_a_layernorm.weight"},
     {"attention.q_b.weight", "model.layers.{layer}.self_attn.q_b_proj.weight"},
@@ -16,7 +16,7 @@ constexpr RoleName kNames[] = {
     {"attention.kv_a_norm.weight", "model.layers.{layer}.self_attn.kv_a_layernorm.weight"},
     {"attention.kv_b.weight", "model.layers.{layer}.self_attn.kv_b_proj.weight"},
 };
-constexpr FieldName kFields[] = {
+constexpr FieldName kLatentFields[] = {
     {"n_routed_experts", "n_routed_experts"},
     {"n_routed_experts", "num_local_experts"},
     {"n_routed_experts", "num_experts"},
@@ -33,13 +33,25 @@ constexpr FieldName kFields[] = {
 // References leave the class's default to the norms inside of attention, whatever rms_norm_eps is.
 constexpr double kLatentNormEps = 1e-6;
 
-}  // namespace
-
-const std::span<const RoleName> kLatentNames = kNames;
-const std::span<const FieldName> kLatentFields = kFields;
+// Layers behind the last, which predict further tokens.
+constexpr std::string_view kLatentSkipped[] = {"model.layers.{layers}."};
 
 // transformers writes the turned part as head_dim; nobody reads it.
 void finish_latent(ModelConfig& c) { c.explicit_head_dim.reset(); }
+
+ModelSpec latent_model_spec(const ModelConfig& c) {
+  MlaSpec s{.heads = c.num_attention_heads,
+            .q_rank = c.q_lora_rank.value_or(0),
+            .kv_rank = *c.kv_lora_rank,
+            .nope = c.qk_nope_head_dim,
+            .rope = c.qk_rope_head_dim,
+            .value = c.v_head_dim};
+  s.scale = c.rope_scaling.score_factor() / std::sqrt(static_cast<double>(s.query()));
+  s.norm_eps = kLatentNormEps;
+  return model_spec(c, s);
+}
+
+}  // namespace
 
 void check_latent(const ModelConfig& c) {
   check_family(c);
@@ -63,16 +75,20 @@ void check_sigmoid_latent(const ModelConfig& c) {
          c.scoring_func, c.topk_method, c.model_type);
 }
 
-ModelSpec latent_model_spec(const ModelConfig& c) {
-  MlaSpec s{.heads = c.num_attention_heads,
-            .q_rank = c.q_lora_rank.value_or(0),
-            .kv_rank = *c.kv_lora_rank,
-            .nope = c.qk_nope_head_dim,
-            .rope = c.qk_rope_head_dim,
-            .value = c.v_head_dim};
-  s.scale = c.rope_scaling.score_factor() / std::sqrt(static_cast<double>(s.query()));
-  s.norm_eps = kLatentNormEps;
-  return model_spec(c, s);
+Family latent_family(std::string_view model_type, std::string_view architecture, std::string_view title,
+                     void (*check)(const ModelConfig&), ModelConfig (*defaults)()) {
+  return {.model_type = model_type,
+          .architecture = architecture,
+          .check = check,
+          .spec = latent_model_spec,
+          .names = kLatentNames,
+          .more_names = kUsualNames,
+          .fields = kLatentFields,
+          .defaults = defaults,
+          .finish = finish_latent,
+          .rotary_pairs = true,
+          .title = title,
+          .skipped = kLatentSkipped};
 }
 
 }  // namespace dsmoe

@@ -26,6 +26,8 @@ void qwen2_finish(ModelConfig& c) {
   c.n_shared_experts = c.moe_intermediate_size > 0 ? width / c.moe_intermediate_size : 0;
 }
 
+void qwen2_resized(ModelConfig& c) { c.shared_expert_intermediate_size = c.shared_experts() * c.moe_intermediate_size; }
+
 // Of Qwen2MoeConfig.
 ModelConfig qwen2_defaults() {
   ModelConfig c;
@@ -50,6 +52,7 @@ ModelConfig qwen2_defaults() {
 
 void check_qwen2(const ModelConfig& c) {
   check_family(c);
+  if (c.routed_experts() == 0) return;
   const Index width = c.shared_expert_intermediate_size.value_or(0);
   const bool whole = c.shared_experts() >= 0 && c.moe_intermediate_size > 0 &&
                      width / c.moe_intermediate_size == c.shared_experts() && width % c.moe_intermediate_size == 0;
@@ -80,6 +83,7 @@ Family qwen2_moe_family() {
           .fields = kQwen2Fields,
           .defaults = qwen2_defaults,
           .finish = qwen2_finish,
+          .resized = qwen2_resized,
           .title = "Qwen2-MoE",
           .one_row = "shared_gate.weight"};
 }

@@ -70,6 +70,14 @@ CASES = {
     "ernie4_5_moe": ("Ernie4_5_Moe", dict(moe_num_experts=6, moe_k=3, moe_num_shared_experts=2, intermediate_size=20,
                                           moe_intermediate_size=8, moe_layer_start_index=1, tie_word_embeddings=True,
                                           rope_parameters=THETA), False),
+    # Numbers as lists per layer; a base stretched by alpha to 16 times, which f32 has; positions beyond the trained length.
+    "hunyuan_v1_moe": ("HunYuanMoEV1", dict(head_dim=8, num_experts=6, moe_topk=[3, 3], intermediate_size=10,
+                                            tie_word_embeddings=True, max_position_embeddings=12,
+                                            rope_parameters={"rope_type": "dynamic", "rope_theta": 100.0, "factor": 1.0,
+                                                             "alpha": 8.0}), False),
+    # With what no release has.
+    "hunyuan_v1_moe_stacked": ("HunYuanMoEV1", dict(head_dim=12, num_experts=5, moe_topk=2, intermediate_size=14,
+                                                    attention_bias=True, rope_parameters=THETA), True),
     "qwen3_moe_yarn": ("Qwen3Moe", dict(head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=10,
                                         intermediate_size=12, norm_topk_prob=True, rope_parameters=YARN), False),
     # Lite: queries of the token itself, and sharper scores.
