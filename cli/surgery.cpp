@@ -79,6 +79,7 @@ void run_prune(const PruneOptions& o) {
   require(keep >= config.experts_per_token() && keep <= config.routed_experts(),
           "{} experts per layer cannot be kept: the model has {}, and a token chooses {}", keep, config.routed_experts(),
           config.experts_per_token());
+  static_cast<void>(study::pruned_config(config, keep));  // or an Error, before time is spent
   for (const auto& layer : model.weights().layers)
     require(!layer.experts.mixed(), "{} has quantized or f16 experts; read it with --dtype f32 or bf16", o.model.path);
   const std::optional<Tokenizer>& tokenizer = loaded->tokenizer();
@@ -91,7 +92,8 @@ void run_prune(const PruneOptions& o) {
   const study::Inspection found = study::inspect(ctx, model, data, options);
   progress.finish();
 
-  const study::Surgery pruned = study::prune({config, model.weights()}, study::most_used(found.study, keep));
+  const study::Surgery pruned =
+      study::prune({config, model.weights()}, study::most_used(found.study, keep, config.expert_groups()));
   save(pruned, model.dtype(), o.model.path, o.out);
   std::int64_t lost = 0, all = 0;
   for (const study::LayerStudy& layer : found.study.layers()) {

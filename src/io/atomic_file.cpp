@@ -84,10 +84,14 @@ AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
   do {
     const std::string name = fmt::format(".{}.{}-{}{}", path.filename().string(), ::getpid(), counter++, kSuffix);
     temporary_ = folder_of(path) / name;
+    // Before there is such a file: a signal in between would leave it. One of this name is that of a killed process.
+    forget_temporary(std::exchange(remembered_, remember_temporary(temporary_.string())));
     fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   } while (fd_ < 0 && (errno == EEXIST || errno == EINTR));
-  if (fd_ < 0) throw io_error(path, "create the file", errno);
-  remembered_ = remember_temporary(temporary_.string());
+  if (fd_ >= 0) return;
+  const int error_number = errno;
+  forget_temporary(std::exchange(remembered_, nullptr));
+  throw io_error(path, "create the file", error_number);
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept

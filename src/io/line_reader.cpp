@@ -1,6 +1,7 @@
 #include "io/line_reader.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +29,12 @@ std::size_t character_boundary(std::string_view text, std::size_t limit) {
 LineReader::LineReader(const std::filesystem::path& path)
     : path_(path.string()), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
   if (fd_ < 0) throw io_error(path, "open", errno);
+  // Some devices never end; a terminal is one that does.
+  struct stat status {};
+  const bool device = ::fstat(fd_, &status) == 0 && (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode));
+  if (!device || ::isatty(fd_) == 1) return;
+  ::close(fd_);
+  fail(ErrorCode::kIo, "{} is a device; give a file", path_);
 }
 
 LineReader::~LineReader() { ::close(fd_); }

@@ -13,6 +13,12 @@
 
 namespace dsmoe::io {
 
+namespace {
+
+constexpr std::size_t kMostText = std::size_t{2} << 30;
+
+}  // namespace
+
 std::string read_text(const std::string& path) {
   std::error_code unknown;
   const std::filesystem::file_status status = std::filesystem::status(path, unknown);
@@ -21,11 +27,19 @@ std::string read_text(const std::string& path) {
     fail(ErrorCode::kIo, "{} is a device; give a file", path);
   std::ifstream file(path, std::ios::binary);
   if (!file) fail(ErrorCode::kIo, "cannot read {}; is the path right?", path);
+  std::string text;
+  std::vector<char> part(std::size_t{1} << 20);
   try {
-    return {std::istreambuf_iterator<char>(file), {}};
+    while (file.read(part.data(), static_cast<std::streamsize>(part.size())), file.gcount() > 0) {
+      text.append(part.data(), static_cast<std::size_t>(file.gcount()));
+      if (text.size() > kMostText)  // of a pipe it may be the beginning of no end
+        fail(ErrorCode::kIo, "{} has more than {} GiB, which are read as one text; give a part of it", path,
+             kMostText >> 30);
+    }
   } catch (const std::ios_base::failure& error) {
     fail(ErrorCode::kIo, "reading {} failed: {}", path, error.code().message());
   }
+  return text;
 }
 
 IdsReader::IdsReader(const std::filesystem::path& path, Index vocab_size) : lines_(path), vocab_size_(vocab_size) {

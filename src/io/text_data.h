@@ -11,7 +11,7 @@
 
 namespace dsmoe::io {
 
-// The whole of a text file, or of a pipe. Devices are refused: some never end.
+// The whole of a text file, or of a pipe. Devices, some of which never end, and more than 2 GiB are refused.
 std::string read_text(const std::string& path);
 
 // An .ids file: one sequence per line, token ids separated by spaces.

@@ -68,22 +68,38 @@ ModelWeights Surgery::weights() const {
   return w;
 }
 
-std::vector<std::vector<Index>> most_used(const RoutingStudy& study, Index keep) {
+std::vector<std::vector<Index>> most_used(const RoutingStudy& study, Index keep, Index groups) {
   require(keep >= 1 && keep <= study.shape().routed_experts, "{} experts to keep of {}", keep,
           study.shape().routed_experts);
   std::vector<std::vector<Index>> kept;
   for (const LayerStudy& layer : study.layers()) {
     const std::vector<std::int64_t>& load = layer.statistics().load();
-    std::vector<Index> order(load.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) {
-      return load[static_cast<std::size_t>(a)] > load[static_cast<std::size_t>(b)];
-    });
-    order.resize(static_cast<std::size_t>(keep));
-    std::sort(order.begin(), order.end());
-    kept.push_back(std::move(order));
+    const auto experts = static_cast<Index>(load.size());
+    require(groups >= 1 && experts % groups == 0 && keep % groups == 0,
+            "{} of {} experts cannot be kept in {} equal groups", keep, experts, groups);
+    std::vector<Index>& all = kept.emplace_back();
+    for (Index group = 0; group < groups; ++group) {
+      std::vector<Index> order(static_cast<std::size_t>(experts / groups));
+      std::iota(order.begin(), order.end(), group * (experts / groups));
+      std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) {
+        return load[static_cast<std::size_t>(a)] > load[static_cast<std::size_t>(b)];
+      });
+      all.insert(all.end(), order.begin(), order.begin() + keep / groups);
+    }
+    std::sort(all.begin(), all.end());
   }
   return kept;
+}
+
+ModelConfig pruned_config(const ModelConfig& config, Index keep) {
+  ModelConfig out = config;
+  out.n_routed_experts = keep;
+  try {
+    out.validate();
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{} experts per layer cannot be kept: {}", keep, error.what()));
+  }
+  return out;
 }
 
 Surgery prune(const LoadedModel& model, const std::vector<std::vector<Index>>& kept) {
@@ -101,10 +117,14 @@ Surgery prune(const LoadedModel& model, const std::vector<std::vector<Index>>& k
     require(static_cast<Index>(k.size()) == keep, "layer {} keeps {} experts, another {}; all must keep as many", layer,
             k.size(), keep);
     for (const Index e : k) require(e >= 0 && e < from.routed_experts(), "layer {} has no expert {}", layer, e);
+    // Experts lie side by side in their groups, before and after.
+    const Index groups = from.expert_groups();
+    for (std::size_t i = 0; i < k.size(); ++i)
+      require(k[i] / (from.routed_experts() / groups) == static_cast<Index>(i) / (keep / groups),
+              "layer {} does not keep as many experts of each of the {} groups (n_group)", layer, groups);
     by_layer[static_cast<std::size_t>(layer)] = k;
   }
-  Surgery out{from, {}, {}};
-  out.config.n_routed_experts = keep;
+  Surgery out{pruned_config(from, keep), {}, {}};
   const auto source = std::make_shared<ModelWeights>(model.weights);
   out.check = [source] { source->check(); };
   out.tensor = [source, by_layer, experts = from.routed_experts()](const Parameter& p, std::size_t) -> Tensor {

@@ -26,9 +26,12 @@ struct Surgery {
   ModelWeights weights() const;  // all at once, for small models
 };
 
-// Per layer, the `keep` experts that were chosen most; the lower number among equals. Ascending, in the order of
-// RoutingShape::layers.
-std::vector<std::vector<Index>> most_used(const RoutingStudy& study, Index keep);
+// Per layer, the `keep` experts that were chosen most, of each of its equal groups as many; the lower number among equals.
+// Ascending, in the order of RoutingShape::layers.
+std::vector<std::vector<Index>> most_used(const RoutingStudy& study, Index keep, Index groups = 1);
+
+// The config of a model that is pruned to so many experts per layer; throws where there can be no such model.
+ModelConfig pruned_config(const ModelConfig& config, Index keep);
 
 // The model with these experts alone. All layers keep as many, since the config has one number for all.
 Surgery prune(const LoadedModel& model, const std::vector<std::vector<Index>>& kept);

@@ -151,6 +151,28 @@ TEST(Prune, ExpertsThatNobodyUsesAreNotMissed) {
   EXPECT_TRUE(test::close(test::logits_of(ctx, smaller, two), want, 10 * test::limit(DType::kF32, 48)));
 }
 
+// A group's experts lie side by side, so all groups lose as many: else experts would change their group.
+TEST(Prune, GroupsKeepAsManyEach) {
+  ModelConfig c = small_config();
+  c.topk_method = "noaux_tc", c.n_group = 2, c.topk_group = 2;
+  const LoadedModel m = loaded(c, 5);
+  RoutingStudy study(RoutingShape::of(c));
+  Context ctx(1);
+  const Transformer model(c, m.weights);
+  Recorder recorder(RoutingShape::of(c), [&](const RoutingBatch& b) { study.add(ctx, b); });
+  recorder.start(kSequence, 0);
+  test::logits_of(ctx, model, kSequence, {.routing = recorder.probe()});
+  for (const std::vector<Index>& layer : most_used(study, 6, 2)) {
+    EXPECT_EQ(layer.size(), 6u);
+    EXPECT_EQ(std::count_if(layer.begin(), layer.end(), [](Index e) { return e < 4; }), 3);
+  }
+  EXPECT_EQ(prune(m, most_used(study, 6, 2)).config.routed_experts(), 6);
+  EXPECT_NO_THROW(prune(m, {{0, 1, 4, 5}, {2, 3, 6, 7}}));
+  EXPECT_TRUE(throws_error([&] { prune(m, {{0, 1, 4, 5}, {1, 2, 3, 6}}); }, {"layer 2", "2 groups"}));
+  EXPECT_TRUE(throws_error([&] { most_used(study, 5, 2); }, {"5 of 8", "2 equal groups"}));
+  EXPECT_TRUE(throws_error([&] { pruned_config(c, 5); }, {"5 experts per layer cannot be kept", "n_group is 2"}));
+}
+
 TEST(Prune, RefusesTooFewAndUneven) {
   const LoadedModel m = loaded(small_config(), 5);
   EXPECT_TRUE(throws_error([&] { prune(m, {{0, 1}, {0, 1}}); }, {"2 experts", "3"}));
