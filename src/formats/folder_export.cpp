@@ -110,28 +110,22 @@ std::vector<std::string> model_files(const fs::path& folder) {
   return names;
 }
 
-void save_model(const fs::path& folder, const ModelConfig& config, DType dtype, const TensorSource& tensor,
-                std::uint64_t max_shard_bytes, const ByteProgress& progress, const Companions& companions,
-                const std::function<void()>& check) {
+namespace {
+
+Shape shape_in_file(const Family& family, const Parameter& p) {
+  return p.role == family.one_row ? Shape{1, p.shape[0]} : p.shape;
+}
+
+// `write` gives the writer all tensors, in the order of the parameters.
+template <class Write>
+void save_with(const fs::path& folder, const ModelConfig& config, DType dtype, std::uint64_t max_shard_bytes,
+               const Companions& companions, Write write) {
   const std::vector<Parameter> parameters = parameter_list(config);
   std::vector<io::TensorSpec> specs;
-  std::uint64_t total = 0, done = 0;
   const Family& family = family_of(config.model_type);
-  for (const Parameter& p : parameters) {
-    const Shape shape = p.role == family.one_row ? Shape{1, p.shape[0]} : p.shape;
-    specs.push_back({p.name, stored_dtype(p, dtype), shape});
-    total += specs.back().bytes();
-  }
+  for (const Parameter& p : parameters) specs.push_back({p.name, stored_dtype(p, dtype), shape_in_file(family, p)});
   io::ShardedWriter writer(folder, specs, max_shard_bytes);
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const Tensor t =
-        to_file_order(tensor(parameters[i], i).to(specs[i].dtype), row_order(parameters[i], family.rotary_pairs))
-            .reshape(specs[i].shape);
-    writer.write(parameters[i].name, t);
-    done += t.bytes();
-    if (progress) progress(done, total);
-  }
-  if (check) check();
+  write(writer, parameters, specs);
   ModelConfig stored = config;
   stored.torch_dtype = dtype;
   stored.num_nextn_predict_layers = 0;  // such layers are not read, so none are written
@@ -140,6 +134,42 @@ void save_model(const fs::path& folder, const ModelConfig& config, DType dtype, 
   texts.hide_old_config();
   writer.finish();
   texts.put_in_place();
+}
+
+}  // namespace
+
+Tensor in_file(const ModelConfig& config, const Parameter& p, const Tensor& tensor, DType dtype) {
+  const Family& family = family_of(config.model_type);
+  return to_file_order(tensor.to(stored_dtype(p, dtype)), row_order(p, family.rotary_pairs))
+      .reshape(shape_in_file(family, p));
+}
+
+void save_model(const fs::path& folder, const ModelConfig& config, DType dtype, const TensorSource& tensor,
+                std::uint64_t max_shard_bytes, const ByteProgress& progress, const Companions& companions,
+                const std::function<void()>& check) {
+  save_with(
+      folder, config, dtype, max_shard_bytes, companions,
+      [&](io::ShardedWriter& writer, const std::vector<Parameter>& parameters, const std::vector<io::TensorSpec>& specs) {
+        std::uint64_t total = 0, done = 0;
+        for (const io::TensorSpec& spec : specs) total += spec.bytes();
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          const Tensor t = in_file(config, parameters[i], tensor(parameters[i], i), dtype);
+          writer.write(parameters[i].name, t);
+          done += t.bytes();
+          if (progress) progress(done, total);
+        }
+        if (check) check();
+      });
+}
+
+void save_model(const fs::path& folder, const ModelConfig& config, DType dtype, const FillPlaces& fill,
+                std::uint64_t max_shard_bytes) {
+  save_with(folder, config, dtype, max_shard_bytes, {},
+            [&](io::ShardedWriter& writer, const std::vector<Parameter>& parameters, const std::vector<io::TensorSpec>&) {
+              std::vector<io::FilePlace> places;
+              for (const Parameter& p : parameters) places.push_back(writer.leave(p.name));
+              fill(places);
+            });
 }
 
 void save_model(const fs::path& folder, const ModelSource& source, DType dtype, std::uint64_t max_shard_bytes,

@@ -11,6 +11,7 @@
 #include "dsmoe/model_config.h"
 #include "dsmoe/tokenizer.h"
 #include "formats/model_io.h"
+#include "io/file_place.h"
 
 namespace dsmoe {
 
@@ -34,6 +35,14 @@ struct Companions {
 void save_model(const std::filesystem::path& folder, const ModelConfig& config, DType dtype, const TensorSource& tensor,
                 std::uint64_t max_shard_bytes, const ByteProgress& progress = {}, const Companions& companions = {},
                 const std::function<void()>& check = {});
+// The same, but others write the tensors: `fill` gets the place of each one of parameter_list(), and returns when all are
+// on the disk.
+using FillPlaces = std::function<void(const std::vector<io::FilePlace>& places)>;
+void save_model(const std::filesystem::path& folder, const ModelConfig& config, DType dtype, const FillPlaces& fill,
+                std::uint64_t max_shard_bytes);
+// A parameter as such a file has it.
+Tensor in_file(const ModelConfig& config, const Parameter& parameter, const Tensor& tensor, DType dtype);
+
 // The same of a model in another place or format, without holding it, with its companions.
 void save_model(const std::filesystem::path& folder, const ModelSource& source, DType dtype, std::uint64_t max_shard_bytes,
                 const ByteProgress& progress = {});

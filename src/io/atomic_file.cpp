@@ -117,6 +117,13 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
   }
 }
 
+std::uint64_t AtomicFile::leave(std::uint64_t bytes) {
+  invariant(fd_ >= 0 && !in_place_, "room was left in what is not a file of its own");
+  const off_t end = ::lseek(fd_, static_cast<off_t>(bytes), SEEK_CUR);
+  if (end < 0 || ::ftruncate(fd_, end) != 0) throw io_error(path_, "write", errno);
+  return static_cast<std::uint64_t>(end) - bytes;
+}
+
 void AtomicFile::close() {
   if (fd_ < 0) return;
   if (!in_place_ && ::fsync(fd_) != 0) throw io_error(path_, "write to the disk", errno);

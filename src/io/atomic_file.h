@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -22,6 +23,9 @@ class AtomicFile {
   AtomicFile& operator=(AtomicFile&&) = delete;
 
   void write(std::span<const std::byte> bytes);
+  // Room for so many bytes that others write (io/file_place.h), under the temporary name; where in the file it begins.
+  std::uint64_t leave(std::uint64_t bytes);
+  const std::filesystem::path& temporary() const { return temporary_; }
   void close();  // brings the bytes to the disk; no write() after it. Frees the descriptor of a file that waits.
   void commit() { commit_as(path_); }
   void commit_as(const std::filesystem::path& path);  // under another name in the same folder

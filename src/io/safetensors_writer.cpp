@@ -89,6 +89,13 @@ void SafetensorsWriter::append(std::string_view name, std::span<const std::byte>
   }
 }
 
+FilePlace SafetensorsWriter::leave(std::string_view name) {
+  const TensorSpec& spec = expect_next(name);
+  require(written_ == 0, "{}: tensor {}: {} of its bytes are already written", path_, in_quotes(name), written_);
+  ++next_;
+  return {file_.temporary(), file_.leave(spec.bytes())};
+}
+
 AtomicFile SafetensorsWriter::release() {
   if (!complete()) {
     fail(ErrorCode::kInvalidArgument, "{}: tensor {} is not complete: {} of {} bytes are written", path_,

@@ -10,6 +10,7 @@
 
 #include "dsmoe/tensor.h"
 #include "io/atomic_file.h"
+#include "io/file_place.h"
 #include "io/safetensors_header.h"
 
 namespace dsmoe::io {
@@ -35,6 +36,8 @@ class SafetensorsWriter {
   // Some bytes of the tensor whose turn it is; the next one's turn comes when all its bytes are there.
   // An empty tensor takes one call with no bytes.
   void append(std::string_view name, std::span<const std::byte> bytes);
+  // Room for the tensor whose turn it is, which others write before the file is put in place.
+  FilePlace leave(std::string_view name);
   bool complete() const { return next_ == tensors_.size(); }
 
   void finish();         // all tensors must be there; puts the file in place

@@ -138,6 +138,12 @@ void ShardedWriter::append(std::string_view name, std::span<const std::byte> byt
   advance();
 }
 
+FilePlace ShardedWriter::leave(std::string_view name) {
+  FilePlace place = current().leave(name);
+  advance();
+  return place;
+}
+
 void ShardedWriter::finish() {
   if (current_) ready_.push_back(current_->release());  // throws unless it is a shard without tensors
   current_.reset();

@@ -38,6 +38,7 @@ class ShardedWriter {
   std::size_t shards() const { return shards_.size(); }
   void write(std::string_view name, const Tensor& tensor);               // as SafetensorsWriter
   void append(std::string_view name, std::span<const std::byte> bytes);  // as SafetensorsWriter
+  FilePlace leave(std::string_view name);                                // as SafetensorsWriter
   void finish();  // puts the new model in place, then removes shards and index of the old one
 
  private:

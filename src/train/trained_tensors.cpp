@@ -175,6 +175,51 @@ void TrainedTensors::keep_slices(const Storage& s, const Tensor& whole, const Te
     copy(*ctx_, part(whole, slice.first, slice.count), slices.rows(slice.at, slice.at + slice.count));
 }
 
+void TrainedTensors::each_name(
+    const std::function<void(const std::string& name, const Shape& shape, bool spread)>& fn) const {
+  for (std::size_t i = 0; i < storages_.size(); ++i)
+    for (const State& state : states_) {
+      if (state.storage != i) continue;
+      for (const char* kind : {"master.", "m.", "v."})
+        if (kind[1] != 'a' || !storages_[i].in_model) fn(kind + state.name, state.place.shape, state.spread);
+    }
+}
+
+// `numbers` in this machine's memory, in the shape of the weight or, `sliced`, as the slices lie.
+void TrainedTensors::each_part(const Storage& s, const State& state, const std::string& name, const Tensor& numbers,
+                               bool sliced, const PartVisitor& fn) const {
+  Index at = 0;  // in the file
+  state.place.each_run([&](Index first, Index count) {
+    auto slice = std::partition_point(s.slices.begin(), s.slices.end(),
+                                      [&](const Slice& part) { return part.run.first + part.run.count <= first; });
+    for (; slice != s.slices.end() && slice->run.first < first + count; ++slice) {
+      const parallel::Comm::Range mine = group(slice->run.spread).share(slice->run.count);
+      const Index begin = std::max(first, slice->run.first + mine.first),
+                  end = std::min(first + count, slice->run.first + mine.last);
+      if (begin >= end) continue;
+      const Index here = sliced ? slice->at + begin - slice->first : begin;
+      fn(name, at + begin - first,
+         numbers.span<float>().subspan(static_cast<std::size_t>(here), static_cast<std::size_t>(end - begin)));
+    }
+    at += count;
+  });
+}
+
+void TrainedTensors::each_part(const PartVisitor& fn) const {
+  for (std::size_t i = 0; i < storages_.size(); ++i) {
+    const Storage& s = storages_[i];
+    const bool whole_master = !zero_ || !s.rounded;
+    const Tensor master = s.in_model ? Tensor() : (zero_ && !s.rounded ? s.weight : s.master).to(Device::kCpu);
+    const Tensor m = s.m.to(Device::kCpu), v = s.v.to(Device::kCpu);
+    for (const State& state : states_) {
+      if (state.storage != i) continue;
+      if (!s.in_model) each_part(s, state, "master." + state.name, master, !whole_master, fn);
+      each_part(s, state, "m." + state.name, m, zero_, fn);
+      each_part(s, state, "v." + state.name, v, zero_, fn);
+    }
+  }
+}
+
 void TrainedTensors::each_state(const StateVisitor& fn, bool changes) const {
   for (std::size_t i = 0; i < storages_.size(); ++i) {
     const Storage& s = storages_[i];

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,12 @@ class TrainedTensors {
   // tensors. `changes`: what fn assigns to the numbers is kept.
   using StateVisitor = std::function<void(const std::string& name, const TensorView& view, bool spread)>;
   void each_state(const StateVisitor& fn, bool changes = false) const;
+  // The names and shapes alone, all f32.
+  void each_name(const std::function<void(const std::string& name, const Shape& shape, bool spread)>& fn) const;
+  // What this rank writes of them: some of its numbers, one after another, from number `first` on. Of all ranks together
+  // each number once.
+  using PartVisitor = std::function<void(const std::string& name, Index first, std::span<const float> numbers)>;
+  void each_part(const PartVisitor& fn) const;
 
  private:
   // Contiguous numbers of a tensor that are trained the same way.
@@ -93,6 +100,8 @@ class TrainedTensors {
   void add_tensor(Context& ctx, const std::vector<Entry>& entries);
   parallel::Comm& group(bool spread) const { return spread ? *mesh_->data : *mesh_->world; }
   Tensor whole(const Storage& s, const Tensor& slices) const;
+  void each_part(const Storage& s, const State& state, const std::string& name, const Tensor& numbers, bool sliced,
+                 const PartVisitor& fn) const;
   void keep_slices(const Storage& s, const Tensor& whole, const Tensor& slices) const;
 
   std::shared_ptr<const parallel::Mesh> mesh_;

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "dsmoe/trainer.h"
+#include "io/file_place.h"
+#include "io/safetensors_writer.h"
 #include "model/transformer.h"
 #include "train/dataset.h"
 #include "train/lora.h"
@@ -54,8 +56,8 @@ class Trainer {
   std::size_t state_bytes() const;  // of weights, master weights, gradients and moments
 
   // The model as a Hugging Face folder, and in trainer/ what resuming needs besides: load_state() takes it back into
-  // a trainer made from that folder with the same options. Rank 0 writes, with what the others send it; a checkpoint does
-  // not know how many ranks there were.
+  // a trainer made from that folder with the same options. Rank 0 makes the files, and all write their parts of them; a
+  // checkpoint does not know how many ranks there were. When one of them cannot, all throw, with its number.
   void save(const std::filesystem::path& folder) const;
   void load_state(const std::filesystem::path& folder);
 
@@ -79,6 +81,11 @@ class Trainer {
   void settle_norm(Flight& flight);
   void update(const StepResult& result);
   void write_state(const std::filesystem::path& folder) const;
+  void save_together(const std::filesystem::path& folder) const;
+  void write_weights_here(const std::vector<io::FilePlace>& places, io::PlaceWriter& writer) const;
+  void write_state_here(const std::vector<std::string>& names, const std::vector<io::FilePlace>& places,
+                        io::PlaceWriter& writer) const;
+  std::vector<io::TensorSpec> state_specs() const;
   void update_selection_bias(const std::vector<std::vector<std::int64_t>>& load);
   [[noreturn]] void fail_not_finite(std::unique_ptr<Flight> flight, const std::string& what);
   void each_state(const TrainedTensors::StateVisitor& visit, bool changes = false) const;

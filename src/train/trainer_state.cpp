@@ -1,5 +1,6 @@
 // What a checkpoint keeps of a trainer.
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 
 #include "core/fail.h"
 #include "formats/folder_export.h"
@@ -8,6 +9,7 @@
 #include "io/safetensors.h"
 #include "io/safetensors_writer.h"
 #include "io/sharded_writer.h"
+#include "train/shared_files.h"
 #include "train/trainer.h"
 
 namespace dsmoe::train {
@@ -16,6 +18,11 @@ namespace {
 
 constexpr const char* kTensors = "optimizer.safetensors";
 constexpr const char* kStepFile = "step.json";
+
+void write_step_file(const std::filesystem::path& trainer, Index steps_done) {
+  const nlohmann::ordered_json state = {{"format", 1}, {"steps_done", steps_done}};
+  io::write_file_atomically(trainer / kStepFile, state.dump(2) + "\n");
+}
 
 }  // namespace
 
@@ -28,101 +35,102 @@ void Trainer::each_state(const TrainedTensors::StateVisitor& visit, bool changes
     visit("base." + adapter.parameter.name, TensorView(adapter.base), is_spread(adapter.parameter));
 }
 
-namespace {
-
-// A tensor that another rank has.
-struct Remote {
-  int rank;
-  io::TensorSpec spec;
-};
-
-parallel::ConstBytes bytes_in(const Tensor& t) { return {static_cast<const std::byte*>(t.raw()), t.bytes()}; }
-
-Tensor received(parallel::Comm& world, const Remote& from) {
-  Tensor t(from.spec.dtype, from.spec.shape);
-  world.receive({static_cast<std::byte*>(t.raw_mutable()), t.bytes()}, from.rank);
-  return t;
-}
-
-nlohmann::ordered_json to_json(const io::TensorSpec& spec) {
-  nlohmann::ordered_json shape = nlohmann::ordered_json::array();
-  for (int i = 0; i < spec.shape.rank(); ++i) shape.push_back(spec.shape[i]);
-  return {{"name", spec.name}, {"dtype", static_cast<int>(spec.dtype)}, {"shape", shape}};
-}
-
-// What the ranks of the first expert group have besides rank 0, as each of them says.
-std::vector<Remote> remote_states(parallel::Comm& world, const std::vector<io::TensorSpec>& mine, bool first_group) {
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  if (first_group && world.rank() > 0)
-    for (const io::TensorSpec& spec : mine) list.push_back(to_json(spec));
-  const std::vector<std::string> all = world.all_gather(list.dump());
-  std::vector<Remote> remote;
-  for (std::size_t r = 1; r < all.size(); ++r) {
-    const std::string where = fmt::format("the tensors of rank {}", r);
-    for (const auto& entry : json_read::parse(all[r], where)) {
-      const auto dims = json_read::get<std::vector<Index>>(entry, "shape", where);
-      remote.push_back({static_cast<int>(r),
-                        {json_read::get<std::string>(entry, "name", where),
-                         static_cast<DType>(json_read::get<int>(entry, "dtype", where)), Shape(dims)}});
-    }
-  }
-  return remote;
-}
-
-}  // namespace
-
 void Trainer::save(const std::filesystem::path& folder) const {
-  const bool writes = !mesh_ || mesh_->world->rank() == 0;
-  const bool first_group = !mesh_ || mesh_->data->rank() == 0;  // the others have what those have
-  if (writes) {
-    save_model(
-        folder, model_.config(), model_.dtype(),
-        [&](const Parameter& p, std::size_t) {
-          if (model_.weights().holds(p)) return model_.weights().fetched(p);
-          int owner = 0;
-          for (const Index routed = std::get<ExpertPlace>(p.place).experts;
-               mesh_->experts_of(routed, owner).last <= p.expert;)
-            ++owner;
-          return received(*mesh_->world, {owner, {p.name, stored_dtype(p, model_.dtype()), p.shape}});
-        },
-        io::kDefaultShardBytes);
-  } else if (first_group && mesh_->spreads_experts()) {
-    for (const Parameter& p : parameter_list(model_.config()))
-      if (p.expert >= 0 && model_.weights().holds(p)) mesh_->world->send(bytes_in(model_.weights().fetched(p)), 0);
-  }
+  if (mesh_) return save_together(folder);
+  save_model(
+      folder, model_.config(), model_.dtype(), [&](const Parameter& p, std::size_t) { return model_.weights().fetched(p); },
+      io::kDefaultShardBytes);
   write_state(folder);
 }
 
 void Trainer::write_state(const std::filesystem::path& folder) const {
-  std::vector<io::TensorSpec> specs, own;
-  each_state([&](const std::string& name, const TensorView& v, bool spread) {
+  std::vector<io::TensorSpec> specs;
+  each_state([&](const std::string& name, const TensorView& v, bool) {
     specs.push_back({name, v.tensor.dtype(), v.shape});
-    if (spread) own.push_back(specs.back());
   });
-  const bool first_group = !mesh_ || mesh_->data->rank() == 0;
-  std::vector<Remote> remote;
-  if (mesh_) remote = remote_states(*mesh_->world, own, first_group);
-  if (mesh_ && mesh_->world->rank() > 0) {
-    std::vector<Tensor> held;  // until rank 0 is done with what all call together
-    each_state([&](const std::string&, const TensorView& v, bool spread) {
-      if (!spread || !first_group) return;
-      if (trained_.sharded())
-        held.push_back(v.fetched());
-      else
-        mesh_->world->send(bytes_in(v.fetched()), 0);
-    });
-    for (const Tensor& t : held) mesh_->world->send(bytes_in(t), 0);
-    return;
-  }
-  for (const Remote& r : remote) specs.push_back(r.spec);
   const std::filesystem::path trainer = folder / "trainer";
   std::filesystem::create_directories(trainer);
   io::SafetensorsWriter writer(trainer / kTensors, specs);
   each_state([&](const std::string& name, const TensorView& v, bool) { writer.write(name, v.fetched()); });
-  for (const Remote& r : remote) writer.write(r.spec.name, received(*mesh_->world, r));
   writer.finish();
-  const nlohmann::ordered_json state = {{"format", 1}, {"steps_done", step_}};
-  io::write_file_atomically(trainer / kStepFile, state.dump(2) + "\n");
+  write_step_file(trainer, step_);
+}
+
+// What of its parts is here, and rank 0 has the names of the others' too: of its own first, as each_state() has them.
+std::vector<io::TensorSpec> Trainer::state_specs() const {
+  std::vector<io::TensorSpec> all, others;
+  const bool first_group = mesh_->data->rank() == 0;  // the others have what those have
+  const auto add = [&](const std::string& name, DType dtype, const Shape& shape, bool spread) {
+    all.push_back({name, dtype, shape});
+    if (spread && first_group && mesh_->world->rank() > 0) others.push_back(all.back());
+  };
+  trained_.each_name(
+      [&](const std::string& name, const Shape& shape, bool spread) { add(name, DType::kF32, shape, spread); });
+  for (const Adapter& adapter : lora_.adapters())
+    add("base." + adapter.parameter.name, adapter.base.dtype(), adapter.base.shape(), is_spread(adapter.parameter));
+  for (const io::TensorSpec& spec : specs_of_others(*mesh_->world, others)) all.push_back(spec);
+  return all;
+}
+
+void Trainer::save_together(const std::filesystem::path& folder) const {
+  invariant(flights_.empty(), "the state of a trainer with steps that are not finished");
+  model_.finish_updates();
+  parallel::Comm& world = *mesh_->world;
+  const auto fill_weights = [&](const std::vector<io::FilePlace>& places) {
+    write_together(world, places, [&](const auto& all, io::PlaceWriter& writer) { write_weights_here(all, writer); });
+  };
+  const std::vector<io::TensorSpec> specs = state_specs();
+  std::vector<std::string> names;
+  const auto fill_state = [&](const std::vector<io::FilePlace>& places) {
+    for (const io::TensorSpec& spec : specs) names.push_back(spec.name);
+    names = broadcast_names(world, names);
+    write_together(world, places, [&](const auto& all, io::PlaceWriter& writer) { write_state_here(names, all, writer); });
+  };
+  if (world.rank() > 0) {
+    fill_weights({});
+    return fill_state({});
+  }
+  save_model(folder, model_.config(), model_.dtype(), fill_weights, io::kDefaultShardBytes);
+  const std::filesystem::path trainer = folder / "trainer";
+  std::filesystem::create_directories(trainer);
+  io::SafetensorsWriter writer(trainer / kTensors, specs);
+  std::vector<io::FilePlace> places;
+  for (const io::TensorSpec& spec : specs) places.push_back(writer.leave(spec.name));
+  fill_state(places);
+  writer.finish();
+  write_step_file(trainer, step_);
+}
+
+// Ranks that have the same take turns with the parameters.
+void Trainer::write_weights_here(const std::vector<io::FilePlace>& places, io::PlaceWriter& writer) const {
+  const std::vector<Parameter> parameters = parameter_list(model_.config());
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& p = parameters[i];
+    if (!model_.weights().holds(p)) continue;
+    const parallel::Comm& group = is_spread(p) ? *mesh_->data : *mesh_->world;
+    if (static_cast<int>(i % static_cast<std::size_t>(group.size())) != group.rank()) continue;
+    const Tensor t = in_file(model_.config(), p, model_.weights().fetched(p), model_.dtype());
+    writer.write(places[i], {static_cast<const std::byte*>(t.raw()), t.bytes()});
+  }
+}
+
+void Trainer::write_state_here(const std::vector<std::string>& names, const std::vector<io::FilePlace>& places,
+                               io::PlaceWriter& writer) const {
+  std::unordered_map<std::string, std::size_t> number;
+  for (std::size_t i = 0; i < names.size(); ++i) number.emplace(names[i], i);
+  trained_.each_part([&](const std::string& name, Index first, std::span<const float> numbers) {
+    io::FilePlace place = places[number.at(name)];
+    place.offset += static_cast<std::uint64_t>(first) * sizeof(float);
+    writer.write(place, std::as_bytes(numbers));
+  });
+  int same = 0, spread = 0;
+  for (const Adapter& adapter : lora_.adapters()) {
+    const bool is = is_spread(adapter.parameter);
+    const parallel::Comm& group = is ? *mesh_->data : *mesh_->world;
+    if ((is ? spread : same)++ % group.size() != group.rank()) continue;
+    const Tensor t = adapter.base.to(Device::kCpu);
+    writer.write(places[number.at("base." + adapter.parameter.name)], {static_cast<const std::byte*>(t.raw()), t.bytes()});
+  }
 }
 
 void Trainer::load_state(const std::filesystem::path& folder) {

@@ -116,20 +116,45 @@ TEST(MultiFaults, OneRankIsAskedToStop) {
   expect_whole(out);
 }
 
-// A disk that is full for rank 0, by a limit on the length of files that its moments go beyond.
+// A disk that is full for one rank, by a limit on the length of files that its part goes beyond: at the first checkpoint,
+// and at the next one of a run that has a checkpoint.
 TEST(MultiFaults, AFullDisk) {
   SKIP_WITHOUT_MPIRUN();
-  const TempFolder folder;
-  const std::filesystem::path out = folder / "run";
-  Words words = {"-n", "1", "bash", "-c", "ulimit -f 20000; exec \"$@\"", "bash"};
-  for (const std::string& w : long_run(out)) words.push_back(w);
-  words.insert(words.end(), {":", "-n", "1"});
-  for (const std::string& w : long_run(out)) words.push_back(w);
-  const RanksResult r = Ranks(words, Words{}).wait();
-  EXPECT_NE(r.status, 0);
-  EXPECT_TRUE(r.err_has("dsmoe: rank 0: ")) << r.err;
-  EXPECT_TRUE(r.err_has("optimizer.safetensors")) << r.err;
-  EXPECT_EQ(steps_in(out), 2u);
+  for (const int victim : {0, 1}) {
+    const TempFolder folder;
+    const std::filesystem::path out = folder / "run";
+    const auto limited = [&](Words command) {
+      Words words;
+      for (int rank = 0; rank < 2; ++rank) {
+        if (rank > 0) words.push_back(":");
+        words.insert(words.end(), {"-n", "1"});
+        if (rank == victim) words.insert(words.end(), {"bash", "-c", "ulimit -f 20000; exec \"$@\"", "bash"});
+        words.insert(words.end(), command.begin(), command.end());
+      }
+      return Ranks(words, Words{}).wait();
+    };
+    const auto expect_refusal = [&](const RanksResult& r) {
+      EXPECT_NE(r.status, 0);
+      const std::string rank = "rank " + std::to_string(victim);
+      EXPECT_TRUE(r.err_has("dsmoe: rank 0: " + rank + " cannot write its part of the checkpoint: ") ||
+                  r.err_has("dsmoe: " + rank + ": "))
+          << r.err;
+      EXPECT_TRUE(r.err_has(".safetensors")) << r.err;
+      EXPECT_TRUE(r.err_has("ulimit -f")) << r.err;
+      for (const auto& entry : std::filesystem::directory_iterator(out))
+        EXPECT_FALSE(entry.path().filename().string().starts_with(".")) << entry.path();  // the room is free again
+    };
+    expect_refusal(limited(long_run(out)));
+    EXPECT_EQ(steps_in(out), 2u);
+    std::filesystem::remove_all(out);
+    Words two = long_run(out);
+    two[5] = "2";
+    const RanksResult whole = Ranks(2, two).wait();
+    ASSERT_EQ(whole.status, 0) << whole.err;
+    expect_refusal(limited({DSMOE_PROGRAM, "train", "--resume", "-o", out.string(), "--steps", "100000", "--threads", "1",
+                            "--expert-parallel", "2"}));
+    expect_whole(out);
+  }
 }
 
 }  // namespace

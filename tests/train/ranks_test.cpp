@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <mutex>
 #include <optional>
 
@@ -9,10 +10,12 @@
 #include "support/random_tensor.h"
 #include "support/thread_ranks.h"
 #include "support/tolerance.h"
+#include "train/checkpoints.h"
 #include "train/gradient_sums.h"
 #include "train/loop.h"
 #include "train/rank_task.h"
 #include "train/run_folder.h"
+#include "train/shared_files.h"
 
 namespace dsmoe::train {
 namespace {
@@ -84,6 +87,14 @@ TEST(TrainRanks, SelectionBias) {
   check(task, kLayouts);
 }
 
+// Groups of experts are ranks here, and a token goes to two of four at most.
+TEST(TrainRanks, GroupLimits) {
+  Task task;
+  task.config.topk_method = "group_limited_greedy";
+  task.config.n_group = 4, task.config.topk_group = 2;
+  check(task, {{2, 2}, {4, 4}, {4, 4, 2}});
+}
+
 TEST(TrainRanks, LoraAndFrozenParameters) {
   Task task;
   task.options.lora_rank = 2;
@@ -148,7 +159,8 @@ TEST(TrainRanks, CheckpointsOfAnyLayout) {
       task.steps = 2, task.to = folder / "by_four";
       const Trained four = train(task, {4, 2, 1});
       const auto saved = io::SafetensorsFile::open(folder / "by_four" / "trainer" / "optimizer.safetensors");
-      for (const Layout& layout : {Layout{1, 1}, Layout{2, 2}, Layout{3, 3}, Layout{3, 1, 1}}) {
+      for (const Layout& layout :
+           {Layout{1, 1}, Layout{2, 2}, Layout{3, 3}, Layout{3, 1, 1}, Layout{4, 2, 2}, Layout{2, 1}}) {
         Task next = task;
         next.from = task.to, next.to = folder / "again";
         const Trained resumed = train(next, layout);  // no steps are left
@@ -158,11 +170,40 @@ TEST(TrainRanks, CheckpointsOfAnyLayout) {
         ASSERT_EQ(again.names().size(), saved.names().size());
         for (const std::string& name : saved.names())
           EXPECT_TRUE(dsmoe::test::same_bits(again.tensor(name), saved.tensor(name))) << name;
+        for (const char* file : {"model.safetensors", "config.json", "trainer/step.json"})
+          EXPECT_TRUE(same_file(next.to / file, task.to / file)) << file;
         next.steps = 4, next.to.clear();
         EXPECT_EQ(train(next, layout).steps.size(), 2u);
         std::filesystem::remove_all(folder / "again");
       }
     }
+}
+
+// All ranks write, and where one cannot, all say so.
+TEST(TrainRanks, ARankThatCannotWrite) {
+  const testing::TempFolder folder;
+  std::vector<std::string> messages(3);
+  run_ranks(3, [&](const std::shared_ptr<Comm>& world) {
+    std::ofstream(folder / "made") << "0123456789";
+    const auto write = [&](const std::vector<io::FilePlace>& places, io::PlaceWriter& writer) {
+      const char digit = static_cast<char>('a' + world->rank());
+      io::FilePlace place = places[static_cast<std::size_t>(world->rank())];
+      if (world->rank() == 1) place.file = folder / "lost";
+      writer.write(place, std::as_bytes(std::span(&digit, 1)));
+    };
+    world->barrier();
+    std::vector<io::FilePlace> places;
+    if (world->rank() == 0)
+      for (std::uint64_t r = 0; r < 3; ++r) places.push_back({folder / "made", 2 * r});
+    messages[static_cast<std::size_t>(world->rank())] = testing::error_of([&] { write_together(*world, places, write); });
+  });
+  for (const std::string& message : messages) {
+    EXPECT_NE(message.find("rank 1 cannot write its part of the checkpoint: "), std::string::npos) << message;
+    EXPECT_NE(message.find("lost: cannot open"), std::string::npos) << message;
+  }
+  std::string text;
+  std::ifstream(folder / "made") >> text;
+  EXPECT_EQ(text, "a123c56789");
 }
 
 TEST(TrainRanks, ZeroTakesLessMemory) {
