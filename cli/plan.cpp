@@ -77,11 +77,12 @@ void add_plan(CLI::App& program) {
       ->needs(ranks);
   command->add_option("--zero", o->zero, "With --ranks: the stage of ZeRO, 1 or 2")->check(CLI::Range(0, 2))->needs(ranks);
   command->add_flag("--partial-sums", o->partial_sums, "With --expert-parallel: one sum per rank comes back")->needs(ranks);
-  auto* device = command
-                     ->add_option("--device", o->card,
-                                  "With --ranks and --batch-size: how long a step takes at best on "
-                                  "such cards (a100, h100, h200, b200), and the best layout")
-                     ->needs(ranks);
+  auto* device =
+      command
+          ->add_option("--device", o->card,
+                       "With --ranks and --batch-size: how long a step takes at best on "
+                       "such cards (a100, h100, h200, b200; or what a CPU reaches, as 230GFLOPS), and the best layout")
+          ->needs(ranks);
   command
       ->add_option_function<std::string>(
           "--link", [o](const std::string& text) { o->link = bytes_per_second(text); },

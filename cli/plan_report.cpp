@@ -92,7 +92,7 @@ std::string cluster_text(const PlanResult& plan) {
   const train::Cluster& c = *plan.cluster;
   const train::TrainOptions o = step_options(plan);
   const auto best = train::best_layout(plan.config, o, plan.layout.ranks, c);
-  Table table({fmt::format("A step on {} x {} at best, bf16, {:.0f} GB/s between them", plan.layout.ranks, c.card.name,
+  Table table({fmt::format("A step on {} x {} at best, bf16, {:.3g} GB/s between them", plan.layout.ranks, c.card.name,
                            c.link * 1e-9),
                "this layout", best ? "the best one" : ""});
   const train::StepTime here = train::step_time(plan.config, o, plan.layout, c);

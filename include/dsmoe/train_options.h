@@ -157,6 +157,7 @@ struct BalanceOptions {
   std::optional<BalanceScope> balance;
   std::optional<double> device_aux_alpha;
   std::optional<Index> devices;
+  std::optional<Index> max_groups;
   std::optional<double> router_z_loss;
 
   void validate() const;
@@ -168,6 +169,11 @@ struct BalanceOptions {
     v(o.device_aux_alpha,
       {"device-aux-alpha", "Weight of the device-level balance loss (default: the model's)", at_least(0)});
     v(o.devices, {"devices", "Number of expert groups for the device-level balance loss", at_least(1)});
+    v(o.max_groups,
+      {"max-groups",
+       "A token's experts are in at most this many groups: of the ranks of expert-parallel, else of devices (auto: as "
+       "the model's config says)",
+       at_least(1)});
     v(o.router_z_loss, {"router-z-loss", "Weight of the router z-loss (default: the model's)", at_least(0)});
   }
 };

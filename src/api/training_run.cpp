@@ -37,6 +37,7 @@ parallel::Facts facts_of(const RunSetup& setup) {
                              {"balance", b.balance ? option_name(*b.balance) : ""},
                              {"device-aux-alpha", number(b.device_aux_alpha)},
                              {"devices", number(b.devices)},
+                             {"max-groups", number(b.max_groups)},
                              {"router-z-loss", number(b.router_z_loss)}});
   return facts;
 }

@@ -82,10 +82,13 @@ Index largest_stage(const ModelConfig& config, const RankLayout& layout) {
 RowsToOthers rows_to_others(const MoeConfig& moe, const RankLayout& layout) {
   const auto group = static_cast<double>(layout.expert_parallel);
   const auto e = static_cast<double>(moe.routed_experts), k = static_cast<double>(moe.experts_per_token);
-  // That none of the K choices, all different, is among the experts of one rank.
+  // Where a token chooses from some groups only, and these are the ranks: from so many ranks.
+  const double from = moe.groups == layout.expert_parallel ? static_cast<double>(moe.groups_per_token) : group;
+  // That none of the K choices, all different, is among the experts of one of those ranks.
+  const double all = e / group * from;
   double none = 1;
-  for (double i = 0; i < k; ++i) none *= std::max(0.0, e - e / group - i) / (e - i);
-  return {(group - 1) * (1 - none), k * (group - 1) / group};
+  for (double i = 0; i < k; ++i) none *= std::max(0.0, all - e / group - i) / (all - i);
+  return {from * (group - 1) / group * (1 - none), k * (group - 1) / group};
 }
 
 RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayout& layout, Index tokens) {

@@ -4,6 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
 
 #include "core/fail.h"
 #include "model/families/family.h"
@@ -13,8 +17,12 @@ namespace dsmoe::train {
 
 namespace {
 
-constexpr std::array kCards = {Card{"a100", 312e12, 80e9}, Card{"h100", 989.5e12, 80e9}, Card{"h200", 989.5e12, 141e9},
-                               Card{"b200", 2250e12, 180e9}};
+struct DataSheet {
+  const char* name;
+  double flops, memory;
+};
+constexpr std::array kCards = {DataSheet{"a100", 312e12, 80e9}, DataSheet{"h100", 989.5e12, 80e9},
+                               DataSheet{"h200", 989.5e12, 141e9}, DataSheet{"b200", 2250e12, 180e9}};
 
 // Of the forward pass' products of the shared experts, per token and layer.
 double shared_flops(const MoeConfig& moe) {
@@ -47,29 +55,36 @@ double hidden_sums(const ModelSpec& spec, DType dtype, const RankLayout& layout,
 
 }  // namespace
 
-const Card& card_named(const std::string& name) {
-  const auto found = std::ranges::find_if(kCards, [&](const Card& c) { return c.name == name; });
-  if (found != kCards.end()) return *found;
+Card card_named(const std::string& name) {
+  const auto found = std::ranges::find_if(kCards, [&](const DataSheet& c) { return c.name == name; });
+  if (found != kCards.end()) return {found->name, found->flops, found->memory};
+  char* unit = nullptr;
+  const double number = std::strtod(name.c_str(), &unit);
+  const double scale = std::string_view(unit) == "GFLOPS" ? 1e9 : std::string_view(unit) == "TFLOPS" ? 1e12 : 0;
+  if (std::isfinite(number) && number * scale > 0)
+    return {name, number * scale, std::numeric_limits<double>::infinity(), /*gpu=*/false};
   std::vector<std::string> names;
-  for (const Card& c : kCards) names.emplace_back(c.name);
-  fail(ErrorCode::kInvalidArgument, "device is \"{}\"; known are {}", name, fmt::join(names, ", "));
+  for (const DataSheet& c : kCards) names.emplace_back(c.name);
+  fail(ErrorCode::kInvalidArgument, "device is \"{}\"; known are {}, and what a CPU reaches, as 230GFLOPS", name,
+       fmt::join(names, ", "));
 }
 
 StepTime step_time(const ModelConfig& config, const TrainOptions& o, const RankLayout& layout, const Cluster& cluster) {
   require(cluster.link > 0 && cluster.efficiency > 0 && cluster.efficiency <= 1,
           "link is {} bytes per second and efficiency {}; they must be above 0, and efficiency at most 1", cluster.link,
           cluster.efficiency);
-  RankLayout on_gpu = layout;
-  on_gpu.device = Device::kCuda;
+  RankLayout here = layout;
+  here.device = cluster.card.gpu ? Device::kCuda : Device::kCpu;
   const Index all = o.batch_size * o.seq_len;
   const double tokens = static_cast<double>(all) / static_cast<double>(layout.ranks);
   const double flops = cluster.card.flops * cluster.efficiency;
-  const RankTraffic traffic = rank_traffic(config, o.dtype, on_gpu, all);
+  const RankTraffic traffic = rank_traffic(config, o.dtype, here, all);
   StepTime t;
   t.compute = tokens * static_cast<double>(training_flops(config, o.seq_len)) / flops *
               (o.recompute == Recompute::kBlock ? 4.0 / 3 : 1);
   t.tokens = traffic.tokens / cluster.link;
   t.gradients = traffic.gradients / cluster.link;
+  if (!cluster.card.gpu) return t;
   if (layout.overlap) t.hidden_gradients = hidden_sums(spec_of(config), o.dtype, layout, t);
   if (layout.expert_parallel > 1) t.hidden = hidden_time(config, o.dtype, layout, tokens, flops, cluster.link);
   return t;

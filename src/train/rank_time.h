@@ -11,12 +11,14 @@
 
 namespace dsmoe::train {
 
-// A GPU by its data sheet: products of bf16 without sparsity, FLOP/s, and bytes of memory.
+// A GPU by its data sheet: products of bf16 without sparsity, FLOP/s, and bytes of memory. Or the CPU of a rank by what was
+// measured there ("230GFLOPS"): its own cores move the bytes too, so nothing is hidden under the computation.
 struct Card {
-  const char* name;
+  std::string name;
   double flops, memory;
+  bool gpu = true;
 };
-const Card& card_named(const std::string& name);  // throws with the names there are
+Card card_named(const std::string& name);  // throws with the names there are
 
 struct Cluster {
   Card card;

@@ -89,13 +89,21 @@ TrainOptions fresh_options(const RunSetup& setup) {
   return o;
 }
 
-void change_config(const BalanceOptions& balance, const TrainOptions& options, ModelConfig& c) {
+void change_config(const RunSetup& setup, const TrainOptions& options, ModelConfig& c) {
+  const BalanceOptions& balance = setup.balance;
   if (balance.aux_loss_alpha) c.aux_loss_alpha = *balance.aux_loss_alpha;
   if (balance.balance) c.seq_aux = *balance.balance == BalanceScope::kSequence;
   if (balance.device_aux_alpha) c.device_aux_loss_alpha = *balance.device_aux_alpha;
   if (balance.devices) c.aux_loss_devices = *balance.devices;
   if (balance.router_z_loss) c.router_z_loss_alpha = *balance.router_z_loss;
   if (options.bias_update_speed > 0) c.topk_method = "noaux_tc";
+  if (balance.max_groups) {
+    const Index groups = setup.expert_parallel > 1 ? setup.expert_parallel : balance.devices.value_or(1);
+    require(groups > 1, "max-groups is {}, but there is one group of experts; give expert-parallel or devices",
+            *balance.max_groups);
+    c.n_group = groups, c.topk_group = *balance.max_groups;
+    if (c.topk_method == "greedy") c.topk_method = "group_limited_greedy";
+  }
   c.validate();
 }
 
@@ -115,13 +123,13 @@ void load_model(const RunSetup& setup, Start& start, Context& ctx, ExpertShare s
     start.config = source->config();
     start.generation = source->generation();
     start.weights = source->load_weights(start.config, start.options.dtype, {});
-    change_config(setup.balance, start.options, start.config);
+    change_config(setup, start.options, start.config);
     add_selection_bias(start.config, start.weights);
     return;
   }
   start.config = setup.config.empty() ? ModelConfig::preset(setup.preset.empty() ? "tiny" : setup.preset)
                                       : ModelConfig::load(setup.config);
-  change_config(setup.balance, start.options, start.config);
+  change_config(setup, start.options, start.config);
   start.weights = random_weights(start.config, start.options.seed, start.options.dtype, ctx, share);
 }
 

@@ -140,6 +140,22 @@ TEST(MultiTrain, ARunGoesOnWithAnyNumberOfRanks) {
   EXPECT_EQ(run_program({"generate", "-m", out, "-p", "One", "-n", "2", "-q"}).status, 0);
 }
 
+TEST(MultiTrain, ATokenGoesToFewRanks) {
+  SKIP_WITHOUT_MPIRUN();
+  const TempFolder folder;
+  const RanksResult r = train_ranks(3, folder / "run", {"--expert-parallel", "3", "--max-groups", "2"});
+  ASSERT_EQ(r.status, 0) << r.err;
+  ASSERT_EQ(run_program(train(folder / "one", {"--devices", "3", "--max-groups", "2"})).status, 0);
+  const std::vector<Step> one = log_of(folder / "one"), three = log_of(folder / "run");
+  ASSERT_EQ(three.size(), one.size());
+  EXPECT_EQ(three[0].loss, one[0].loss);
+  std::ifstream file(folder / "run" / "config.json");
+  const nlohmann::json config = nlohmann::json::parse(file);
+  EXPECT_EQ(config["topk_method"], "group_limited_greedy");
+  EXPECT_EQ(config["n_group"], 3);
+  EXPECT_EQ(config["topk_group"], 2);
+}
+
 TEST(MultiTrain, LayoutsThatDoNotFit) {
   SKIP_WITHOUT_MPIRUN();
   const TempFolder folder;
@@ -150,6 +166,7 @@ TEST(MultiTrain, LayoutsThatDoNotFit) {
     EXPECT_TRUE(r.err_has(why)) << r.err;
   };
   refused(4, {"--expert-parallel", "3"}, "expert-parallel is 3, but there are 4 ranks");
+  refused(4, {"--max-groups", "2"}, "max-groups is 2, but there is one group of experts; give expert-parallel or devices");
   refused(2, {"--batch-size", "1"}, "batch-size is 1, but 2 ranks share a batch");
   const ProgramResult alone = run_program(train(folder / "alone", {"--expert-parallel", "2"}));
   EXPECT_TRUE(testing::fails(alone, 1, {"expert-parallel is 2, but there is one process", "mpirun"}));

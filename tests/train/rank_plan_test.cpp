@@ -73,6 +73,20 @@ TEST(TrainRankPlan, ChoicesAtRandom) {
   EXPECT_NEAR(static_cast<double>(got.bytes) / bytes, 1, 0.1);  // 128 tokens do not choose evenly
 }
 
+// A token that may go to few ranks sends less. Groups are not chosen at random, but by the best of their experts.
+TEST(TrainRankPlan, GroupLimits) {
+  ModelConfig config = small_config();
+  config.num_experts_per_tok = 4;
+  const RankLayout layout{4, 4};
+  const double anywhere = rank_traffic(config, DType::kF32, layout, kSequences * 16).tokens;
+  config.topk_method = "group_limited_greedy";
+  config.n_group = 4, config.topk_group = 2;
+  const RankTraffic limited = rank_traffic(config, DType::kF32, layout, kSequences * 16);
+  EXPECT_LT(limited.tokens, 0.95 * anywhere);
+  const Measured got = measure(config, DType::kF32, layout);
+  EXPECT_NEAR(static_cast<double>(got.bytes) / (4 * limited.total()), 1, 0.1);
+}
+
 TEST(TrainRankPlan, LayoutsThatCannotBe) {
   const ModelConfig config = small_config();
   EXPECT_TRUE(testing::throws_error(

@@ -74,6 +74,20 @@ TEST(TrainRankTime, TheBestLayoutFitsAndNoOtherIsFaster) {
   EXPECT_FALSE(best_layout(config, o, 1, kCluster));  // 290 GB of weights, gradients and moments
 }
 
+// Ranks on CPUs send f32 rows, and move bytes with the cores that compute.
+TEST(TrainRankTime, OfCpus) {
+  const Card card = card_named("250GFLOPS");
+  EXPECT_EQ(card.flops, 250e9);
+  const ModelConfig config = ModelConfig::preset("tiny");
+  const TrainOptions o = options(8, 128);
+  const RankLayout layout{2, 2};
+  const StepTime t = step_time(config, o, layout, {card, 1e9, 1});
+  EXPECT_DOUBLE_EQ(t.total(), t.compute + t.tokens + t.gradients);
+  EXPECT_DOUBLE_EQ(t.tokens, rank_traffic(config, o.dtype, layout, 8 * 128).tokens / 1e9);
+  for (const char* name : {"0GFLOPS", "250", "GFLOPS", "nanGFLOPS"})
+    EXPECT_TRUE(testing::throws_error([&] { card_named(name); }, {"230GFLOPS"})) << name;
+}
+
 TEST(TrainRankTime, WhatCannotBe) {
   EXPECT_TRUE(testing::throws_error([] { card_named("abacus"); }, {"device is \"abacus\"", "h100"}));
   const ModelConfig config = ModelConfig::preset("deepseek-moe-16b");
