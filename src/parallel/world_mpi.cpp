@@ -61,6 +61,8 @@ class MpiPending : public Comm::Pending {
   }
 
   void meanwhile() override {
+    // On one machine the cores that compute would copy them: no time is won, and some is lost by taking turns.
+    if (state_.size == ranks_on_this_machine()) return;
     if (std::exchange(moved_by_others_, true)) return;
     {
       const std::lock_guard lock(state_.wake_mutex);
