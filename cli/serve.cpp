@@ -48,7 +48,7 @@ std::string model_name(const ServeFlags& o) {
 // the one that hears signals.
 void follow(const Model& model, int threads) {
   for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_IGN);
-  Context ctx(threads);
+  Context ctx(threads, backend_for(model.device()));
   follow_passes(ctx, *model.impl().transformer, *model.impl().mesh->world);
 }
 

@@ -30,16 +30,19 @@ std::optional<Tokenizer> Model::load_tokenizer(const fs::path& path) { return ds
 
 namespace {
 
-// Bytes of all weights in a dtype.
-std::uint64_t weight_bytes(const ModelConfig& config, DType dtype) {
+// Bytes of all weights that are here, in a dtype.
+std::uint64_t weight_bytes(const ModelConfig& config, DType dtype, ExpertShare share) {
+  ModelWeights here;
+  here.share = share;
   std::uint64_t bytes = 0;
-  for (const Parameter& p : parameter_list(config)) bytes += row_bytes(stored_dtype(p, dtype), p.shape.numel());
+  for (const Parameter& p : parameter_list(config))
+    if (here.holds(p)) bytes += row_bytes(stored_dtype(p, dtype), p.shape.numel());
   return bytes;
 }
 
-// Without a wish a GPU keeps quantized weights as they are (packed_copy()).
-bool stays_quantized(const ModelSource& source, const ModelOptions& options) {
-  return !options.dtype && is_quantized(source.stored_dtype());
+// Without a wish a GPU keeps quantized weights as they are (packed_copy()), but not those of experts that are spread.
+bool stays_quantized(const ModelSource& source, const ModelOptions& options, ExpertShare share = {}) {
+  return !options.dtype && is_quantized(source.stored_dtype()) && share.ranks == 1;
 }
 
 // What a GPU computes with: the dtype asked for, or the model's own. F16 weights become bf16 there, quantized ones take
@@ -48,10 +51,10 @@ DType gpu_dtype(const ModelSource& source, const ModelOptions& options) {
   return options.dtype.value_or(source.stored_dtype() == DType::kF32 ? DType::kF32 : DType::kBF16);
 }
 
-FitRequest fit_request(const ModelSource& source, const ModelOptions& options) {
+FitRequest fit_request(const ModelSource& source, const ModelOptions& options, ExpertShare share) {
   const DType dtype = gpu_dtype(source, options);
-  const bool quantized = stays_quantized(source, options);
-  FitRequest r{.weights = quantized ? source.stored_bytes() : weight_bytes(source.config(), dtype),
+  const bool quantized = stays_quantized(source, options, share);
+  FitRequest r{.weights = quantized ? source.stored_bytes() : weight_bytes(source.config(), dtype, share),
                .dtype = quantized ? source.stored_dtype() : dtype};
   if (options.cache_tokens)
     r.context = *options.cache_tokens > 0 ? *options.cache_tokens : source.config().max_position_embeddings;
@@ -60,10 +63,12 @@ FitRequest fit_request(const ModelSource& source, const ModelOptions& options) {
 }
 
 // Without a wish: the GPU, if it computes with the weights as they are stored, and they and the context fit it.
-Device device_for(const ModelSource& source, const ModelOptions& options) {
+Device device_for(const ModelSource& source, const ModelOptions& options, ExpertShare share) {
+  // Ranks could not agree by each looking at its own GPU.
+  if (!options.device && share.ranks > 1) return Device::kCpu;
   if (options.device == Device::kCpu || (!options.device && !device::available())) return Device::kCpu;
   const std::uint64_t free = device::memory().free;
-  const FitRequest request = fit_request(source, options);
+  const FitRequest request = fit_request(source, options, share);
   const std::string why = why_it_does_not_fit(source.config(), request, free);
   if (options.device) {
     if (!why.empty()) fail(ErrorCode::kUnsupported, "{}", why);
@@ -74,7 +79,7 @@ Device device_for(const ModelSource& source, const ModelOptions& options) {
 }
 
 // From the mapped files to the GPU, one parameter after another: this machine's memory holds one of them at a time.
-ModelWeights copy_to_gpu(const ModelSource& source, const ModelOptions& options) {
+ModelWeights copy_to_gpu(const ModelSource& source, const ModelOptions& options, ExpertShare share) {
   source.check_tensors();
   const std::uint64_t total = source.stored_bytes();
   std::uint64_t bytes = 0;
@@ -96,9 +101,9 @@ ModelWeights copy_to_gpu(const ModelSource& source, const ModelOptions& options)
   ModelWeights out;
   source.checked([&] {
     Context ctx(1, Backend::kCuda);
-    out = stays_quantized(source, options)
+    out = stays_quantized(source, options, share)
               ? packed_copy(spec, parameters, reader, ctx)
-              : owned_copy(spec, parameters, reader, gpu_dtype(source, options), Device::kCuda);
+              : owned_copy(spec, parameters, reader, gpu_dtype(source, options), Device::kCuda, share);
     ctx.synchronize();
   });
   source.check_files();
@@ -115,7 +120,7 @@ namespace {
 std::shared_ptr<const parallel::Mesh> mesh_for(const ModelOptions& options) {
   const std::shared_ptr<parallel::Comm> world = options.spread_experts ? parallel::world() : nullptr;
   if (!world || world->alone()) return nullptr;
-  require(options.device != Device::kCuda, "a model that is spread over ranks runs on CPUs alone so far; use device cpu");
+  if (options.device == Device::kCuda) parallel::link_gpus_of_world();
   auto mesh = std::make_shared<parallel::Mesh>(parallel::make_mesh(world, world->size()));
   mesh->same_tokens = true;
   return mesh;
@@ -140,15 +145,16 @@ std::shared_ptr<Model> Model::load(const fs::path& path, const ModelOptions& opt
   const ModelConfig& config = source->config();
   LoadOptions load{.storage = options.storage, .progress = options.progress};
   impl->mesh = mesh_for(options);
-  if (const auto& mesh = impl->mesh) {
+  const auto& mesh = impl->mesh;
+  const ExpertShare share = mesh ? ExpertShare{mesh->experts->rank(), mesh->experts->size()} : ExpertShare{};
+  if (mesh) {
     parallel::require_same(*mesh->world, contents_of(*source), parallel::kSameFiles);
     load.storage = Storage::kMapped;  // what is not touched is not read
-    impl->transformer = std::make_shared<Transformer>(config, source->load_weights(config, options.dtype, load), mesh);
-  } else if (device_for(*source, options) == Device::kCuda) {
-    impl->transformer = std::make_shared<Transformer>(config, copy_to_gpu(*source, options));
-  } else {
-    impl->transformer = std::make_shared<Transformer>(config, source->load_weights(config, options.dtype, load));
   }
+  ModelWeights weights = device_for(*source, options, share) == Device::kCuda
+                             ? copy_to_gpu(*source, options, share)
+                             : source->load_weights(config, options.dtype, load);
+  impl->transformer = std::make_shared<Transformer>(config, std::move(weights), mesh);
   impl->path = path;
   return std::make_shared<Model>(std::move(impl));
 }

@@ -62,7 +62,7 @@ Engine::Engine(Context& ctx, const Transformer& model, const EngineOptions& opti
       tokenizer_(std::move(tokenizer)),
       context_(options.context > 0 ? options.context : model.config().max_position_embeddings),
       scheduler_(make_scheduler()),
-      ahead_(ahead == Ahead::kAlways || (ahead == Ahead::kAuto && ctx.backend() == Backend::kCuda)) {
+      ahead_(ahead == Ahead::kAlways || (ahead == Ahead::kAuto && ctx.backend() == Backend::kCuda && !model.is_spread())) {
   publish(0);
 }
 

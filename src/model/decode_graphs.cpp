@@ -15,6 +15,7 @@ DecodeGraphs::~DecodeGraphs() = default;
 
 bool DecodeGraphs::serve(const Context& ctx, const Transformer& model, const ForwardBatch& batch, const PassHooks& hooks) {
   if (ctx.backend() != Backend::kCuda || !batch.pool() || hooks.routing || hooks.layer || hooks.overrides) return false;
+  if (model.is_spread()) return false;  // its layers look at what the gate chose
   for (std::size_t i = 0; i < batch.slices().size(); ++i) {
     const ops::Slice& s = batch.slices()[i];
     if (s.rows != 1 || batch.logits(i) != 1 || model.rope().scaled_by(s.context)) return false;

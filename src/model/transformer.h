@@ -85,6 +85,7 @@ class Transformer {
   const ModelWeights& weights() const { return updates_.wait(), *weights_; }
   DType dtype() const { return dtype_; }  // of the activations
   Device device() const { return weights_->embedding.device(); }
+  bool is_spread() const { return mesh_ && mesh_->spreads_experts(); }  // over ranks
   // Whether all matrices are f32, or all bf16: only such a model can be trained.
   bool trainable() const { return trainable_; }
 

@@ -104,8 +104,6 @@ SpreadMoeLayer::SpreadMoeLayer(MoeConfig config, MoeWeights weights, const paral
   const Comm::Range here = mesh.experts_here(all);
   require(mesh.experts->size() <= all, "expert-parallel is {}, but a layer has only {} routed experts; use at most as many",
           mesh.experts->size(), all);
-  require(weights.device() == Device::kCpu || !mesh.same_tokens,
-          "a model that is spread over ranks answers on CPUs alone so far; use device cpu");
   const Experts& experts = weights.experts;
   const Index shared = experts.mixed() ? std::min<Index>(config_.shared_experts, 1) : config_.shared_experts;  // entries
   const bool whole = experts.count() == shared + all;
@@ -135,8 +133,11 @@ SpreadMoeLayer::Forward SpreadMoeLayer::forward(Context& ctx, const Tensor& x, c
   saved->sequence_length = options.sequence_length > 0 ? options.sequence_length : std::max<Index>(x.dim(0), 1);
   ops::Gated gated = ops::gate(ctx, config, x, gate_, gate_bias_, shared.count(), options.training, options.overrides);
   saved->chosen = std::move(gated.chosen), saved->offset = gated.plan.offset;
-  const Tensor sums =
-      mesh_.same_tokens ? rows_of_all(ctx, x, shared, gated.plan) : travel(ctx, x, shared, *saved, options.training);
+  const bool on_gpu = ctx.device() == Device::kCuda;
+  require(!on_gpu || options.overrides == nullptr, "routing overrides of a spread model are for the CPU");
+  const Tensor sums = !mesh_.same_tokens ? travel(ctx, x, shared, *saved, options.training)
+                      : on_gpu           ? rows_of_chosen(ctx, x, shared, saved->chosen)
+                                         : rows_of_all(ctx, x, shared, gated.plan);
   Forward forward;
   forward.out.y = ops::converted(ctx, sums, x.dtype());
   const ops::Chosen& chosen = saved->chosen;
@@ -237,6 +238,38 @@ Tensor SpreadMoeLayer::rows_of_all(Context& ctx, const Tensor& x, const Experts&
   for (std::int32_t& row : place.span<std::int32_t>()) row -= static_cast<std::int32_t>(first_row);
   const TokenRows home = in_order(ctx, place, plan.slot_weight);
   ops::add_rows(ctx, home.row, home.weight, all, sums);
+  return sums;
+}
+
+// The same on a GPU, whose plan is not here: which rows there are follows from the choices, as for tokens that travel, and
+// those of one rank after another are all rows.
+Tensor SpreadMoeLayer::rows_of_chosen(Context& ctx, const Tensor& x, const Experts& shared,
+                                      const ops::Chosen& chosen) const {
+  const ops::Chosen here{{}, ctx.fetch(chosen.experts), ctx.fetch(chosen.weights), {}};
+  const Outgoing all = outgoing(here, mesh_, config_.routed_experts);
+  const auto me = static_cast<std::ptrdiff_t>(mesh_.experts->rank());
+  const Index first_token = std::accumulate(all.token_count.begin(), all.token_count.begin() + me, Index{0}),
+              first_row = std::accumulate(all.row_count.begin(), all.row_count.begin() + me, Index{0});
+  std::vector<std::int32_t> token, expert;
+  std::vector<float> weight;
+  for (Index i = first_row; i < first_row + all.row_count[static_cast<std::size_t>(me)]; ++i) {
+    const TravellingRow& row = all.rows[static_cast<std::size_t>(i)];
+    token.push_back(all.tokens[static_cast<std::size_t>(first_token + row.token)]);
+    expert.push_back(row.expert);
+    weight.push_back(row.weight);
+  }
+  const ops::Plan mine = ops::plan_of_rows(ctx, config_, expert, weight, experts_.count(), x.dtype());
+  const Tensor h = ops::experts_gate_up(ctx, experts_, mine, ops::gathered_rows(ctx, x, placed(ctx, token)),
+                                        /*keep=*/nullptr);
+  const Tensor rows = ops::expert_rows(ctx, experts_, mine, h);
+  Tensor everywhere = ctx.empty(rows.dtype(), {sum(all.row_count), x.dim(1)});
+  const std::vector<Bytes> from = parts_of(written(everywhere), all.row_count, row_bytes(rows.dtype(), x.dim(1)));
+  const std::vector<ConstBytes> to(from.size(), read(rows));
+  const auto pending = mesh_.experts->start_exchange(ctx, to, from);
+  Tensor sums = shared_sums(ctx, shared, x, nullptr);
+  pending->wait();
+  const TokenRows home = in_order(ctx, all.place, here.weights);
+  ops::add_rows(ctx, home.row, home.weight, everywhere, sums);
   return sums;
 }
 

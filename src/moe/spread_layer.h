@@ -1,7 +1,7 @@
 // The layer with its routed experts spread over the ranks of a mesh's expert group. Each rank has tokens of its own: they
 // go to the ranks of their experts and come back as one row per (token, expert), which is summed at home in the one order
 // of docs/design/determinism.md. So the outputs have the bits of MoeLayer, for any number of ranks. In inference
-// (Mesh::same_tokens) every rank has all tokens instead, and only the rows travel; that is for the CPU alone.
+// (Mesh::same_tokens) every rank has all tokens instead, and only the rows travel.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +38,7 @@ class SpreadMoeLayer {
   Tensor shared_sums(Context& ctx, const Experts& shared, const Tensor& x, Saved* saved) const;
   Tensor travel(Context& ctx, const Tensor& x, const Experts& shared, Saved& saved, bool training) const;
   Tensor rows_of_all(Context& ctx, const Tensor& x, const Experts& shared, const ops::Plan& plan) const;
+  Tensor rows_of_chosen(Context& ctx, const Tensor& x, const Experts& shared, const ops::Chosen& chosen) const;
   Tensor sum_per_token(Context& ctx, const Saved& saved, const Tensor& weight, const Tensor& rows) const;
   std::pair<const std::vector<std::int64_t>&, const std::vector<std::int64_t>&> counts_back(const Saved& saved) const;
 
