@@ -86,6 +86,33 @@ def make_hosts():
     return host, other, [here, there]
 
 
+def descendants(process):
+    try:
+        with open(f"/proc/{process}/task/{process}/children") as children:
+            below = [int(child) for child in children.read().split()]
+    except OSError:
+        return []
+    return below + [lower for child in below for lower in descendants(child)]
+
+
+def runs(process, program):
+    try:
+        with open(f"/proc/{process}/cmdline") as words:
+            return words.read().split("\0")[0] == program
+    except OSError:
+        return False
+
+
+def wait_for(mpirun, program, cut):
+    """When the line is cut, the ranks end, and mpirun waits for its daemon on the other host: that is ended here."""
+    while mpirun.poll() is None:
+        time.sleep(0.1)
+        if os.path.exists(cut) and not any(runs(process, program) for process in descendants(mpirun.pid)):
+            mpirun.kill()
+            return mpirun.wait() or 1
+    return mpirun.returncode
+
+
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     delay, loss, cut, command = float(sys.argv[1]) / 1000, float(sys.argv[2]), sys.argv[3], sys.argv[4:]
@@ -108,8 +135,7 @@ def main():
             words = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--host", f"{HERE}:1,{THERE}:1", "-n", "2"]
             for name, value in options.items():
                 words += ["--mca", name, value]
-            # A network that is gone is noticed by the ranks; mpirun would wait for its daemon on the other host.
-            return subprocess.run(words + command).returncode
+            return wait_for(subprocess.Popen(words + command), command[0], cut)
     finally:
         os.kill(line, signal.SIGKILL)
         other.kill()
