@@ -10,6 +10,7 @@
 namespace dsmoe {
 namespace {
 
+using testing::ProgramResult;
 using testing::RanksResult;
 using testing::run_program;
 using testing::TempFolder;
