@@ -115,13 +115,9 @@ TEST(Fp8, PowersOfTwoAndWhatIsRefused) {
 }
 
 // A whole model: what is read is the model of the numbers that the bytes stand for, and it is saved as bf16.
-TEST(Fp8, AModelIsReadToBf16) {
+void is_read_to_bf16(const ModelConfig& c) {
   const testing::TempFolder dir;
   Context ctx(2);
-  ModelConfig c = ModelConfig::preset("qwen3-30b-a3b");
-  c.vocab_size = 64, c.hidden_size = 160, c.num_hidden_layers = 2, c.num_attention_heads = 2, c.num_key_value_heads = 1;
-  c.moe_intermediate_size = 136, c.n_routed_experts = 4, c.num_experts_per_tok = 2, c.explicit_head_dim = 72;
-  c.max_position_embeddings = 64;
   const ModelWeights w = random_weights(c, 3, DType::kBF16, ctx);
   std::vector<Raw> fp8, plain;
   for (const Parameter& p : parameter_list(c)) {
@@ -130,7 +126,8 @@ TEST(Fp8, AModelIsReadToBf16) {
     for (Index i = 0; i < p.shape.rank(); ++i) dims.push_back(p.shape[i]);
     const bool narrow = p.in(ParameterGroup::kAttention) || p.in(ParameterGroup::kRoutedExperts);
     if (!narrow) {
-      const Raw raw = {p.name, "BF16", dims, {static_cast<const char*>(t.raw()), t.bytes()}};
+      const char* const dtype = t.dtype() == DType::kBF16 ? "BF16" : "F32";
+      const Raw raw = {p.name, dtype, dims, {static_cast<const char*>(t.raw()), t.bytes()}};
       fp8.push_back(raw), plain.push_back(raw);
       continue;
     }
@@ -169,10 +166,32 @@ TEST(Fp8, AModelIsReadToBf16) {
   save_model(dir / "b", *ModelSource::open(bf16), DType::kBF16, 1 << 30);
   for (const char* name : {"model.safetensors", "config.json"})
     EXPECT_EQ(testing::read_bytes(dir / "a" / name), testing::read_bytes(dir / "b" / name)) << name;
-  // A scale that belongs to nothing is unexpected.
-  plain.push_back({"model.layers.0.self_attn.q_proj.weight_scale_inv", "F32", {2, 2}, as_bytes<float>({1, 1, 1, 1})});
+  // A scale that is missing is named before anything is read, and one that belongs to nothing is unexpected.
+  const std::string o_proj = "model.layers.0.self_attn.o_proj.weight_scale_inv";
+  std::erase_if(fp8, [&](const Raw& r) { return r.name == o_proj; });
+  EXPECT_TRUE(throws_error([&] { load_model(write("missing", fp8)); }, {o_proj}, ErrorCode::kFormat));
+  plain.push_back({o_proj, "F32", {2, 2}, as_bytes<float>({1, 1, 1, 1})});
   config.erase("quantization_config");
-  EXPECT_TRUE(throws_error([&] { load_model(write("extra", plain)); }, {"q_proj.weight_scale_inv"}, ErrorCode::kFormat));
+  EXPECT_TRUE(throws_error([&] { load_model(write("extra", plain)); }, {o_proj}, ErrorCode::kFormat));
+}
+
+TEST(Fp8, AModelIsReadToBf16) {
+  ModelConfig c = ModelConfig::preset("qwen3-30b-a3b");
+  c.vocab_size = 64, c.hidden_size = 160, c.num_hidden_layers = 2, c.num_attention_heads = 2, c.num_key_value_heads = 1;
+  c.moe_intermediate_size = 136, c.n_routed_experts = 4, c.num_experts_per_tok = 2, c.explicit_head_dim = 72;
+  c.max_position_embeddings = 64;
+  is_read_to_bf16(c);
+}
+
+// Rows of queries and of the latent's rotary part are put in another order after their blocks are scaled, which are cut in
+// the middle of heads; kv_b is used in parts.
+TEST(Fp8, LatentAttentionIsReadToBf16) {
+  ModelConfig c = ModelConfig::preset("deepseek-v3");
+  c.vocab_size = 64, c.hidden_size = 160, c.num_hidden_layers = 2, c.num_attention_heads = 9;
+  c.q_lora_rank = 136, c.kv_lora_rank = 132, c.qk_nope_head_dim = 10, c.qk_rope_head_dim = 8, c.v_head_dim = 12;
+  c.moe_intermediate_size = 136, c.intermediate_size = 140, c.n_routed_experts = 4, c.num_experts_per_tok = 2;
+  c.n_group = c.topk_group = 1, c.first_k_dense_replace = 1, c.max_position_embeddings = 64;
+  is_read_to_bf16(c);
 }
 
 TEST(Fp8, OtherWaysToQuantizeAreRefused) {

@@ -125,6 +125,17 @@ TEST(GgufTokenizer, CarriesChatTemplateJinja) {
   EXPECT_FALSE(std::filesystem::exists(dir / "chat_template.jinja")) << "where there was none";
 }
 
+// A name alone says whether texts are brought into NFC; the code of Hunyuan's tokenizer does.
+TEST(GgufTokenizer, NamesThatMeanNfc) {
+  for (const auto& [pre, nfc] :
+       {std::pair{"qwen2", true}, {"hunyuan", true}, {"olmo", true}, {"glm4", false}, {"minimax-m2", false}}) {
+    GgufMetadata m = files().gguf();
+    m.remove("tokenizer.huggingface.json");
+    m.set("tokenizer.ggml.pre", GgufValue::string(pre));
+    EXPECT_EQ(tokenizer_from_gguf(m)->to_json().find("\"NFC\"") != std::string::npos, nfc) << pre;
+  }
+}
+
 TEST(GgufTokenizer, EditedKeysWin) {
   using Ids = std::vector<std::int32_t>;
   Files f = files();
