@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/run_program.h"
+#include "dsmoe/model_config.h"
 #include "support/files.h"
 #include "support/temp_folder.h"
 
@@ -88,6 +89,25 @@ class FamilyCommands : public ::testing::Test {
                     {"max_position_embeddings", 256},
                     {"initializer_range", 0.05}});
   }
+  // With numbers per layer, and an alpha.
+  std::string hunyuan() const {
+    return made_of({{"model_type", "hunyuan_v1_moe"},
+                    {"vocab_size", kSmallVocab},
+                    {"hidden_size", 32},
+                    {"head_dim", 32},
+                    {"num_hidden_layers", 2},
+                    {"num_attention_heads", 2},
+                    {"num_key_value_heads", 1},
+                    {"num_experts", 4},
+                    {"moe_topk", {2, 2}},
+                    {"num_shared_expert", {1, 1}},
+                    {"moe_intermediate_size", {32, 32}},
+                    {"intermediate_size", 32},
+                    {"rope_scaling", {{"type", "dynamic"}, {"alpha", 1000}, {"factor", 1}}},
+                    {"tie_word_embeddings", true},
+                    {"max_position_embeddings", 256},
+                    {"initializer_range", 0.05}});
+  }
   // With a vocabulary of characters.
   std::string mixtral() const {
     return made_of({{"model_type", "mixtral"},
@@ -126,6 +146,7 @@ void FamilyCommands::is_a_model_for_every_command(const std::string& m) const {
 }
 
 TEST_F(FamilyCommands, Qwen3IsAModelForEveryCommand) { is_a_model_for_every_command(qwen3()); }
+TEST_F(FamilyCommands, HunyuanIsAModelForEveryCommand) { is_a_model_for_every_command(hunyuan()); }
 TEST_F(FamilyCommands, Qwen2IsAModelForEveryCommand) { is_a_model_for_every_command(qwen2()); }
 TEST_F(FamilyCommands, AModelOfCharactersForEveryCommand) { is_a_model_for_every_command(mixtral()); }
 TEST_F(FamilyCommands, DeepseekV3IsAModelForEveryCommand) { is_a_model_for_every_command(deepseek_v3()); }
@@ -152,9 +173,33 @@ void FamilyCommands::is_trained_fine_tuned_and_pruned(const std::string& m, cons
 }
 
 TEST_F(FamilyCommands, Qwen3IsTrainedFineTunedAndPruned) { is_trained_fine_tuned_and_pruned(qwen3(), "num_experts"); }
+TEST_F(FamilyCommands, HunyuanIsTrainedFineTunedAndPruned) { is_trained_fine_tuned_and_pruned(hunyuan(), "num_experts"); }
 TEST_F(FamilyCommands, Qwen2IsTrainedFineTunedAndPruned) { is_trained_fine_tuned_and_pruned(qwen2(), "num_experts"); }
 TEST_F(FamilyCommands, DeepseekV3IsTrainedFineTunedAndPruned) {
   is_trained_fine_tuned_and_pruned(deepseek_v3(), "n_routed_experts");
+}
+
+// Fields that say one thing in two ways, and groups of experts, change with the architectures that plan compares.
+TEST_F(FamilyCommands, EveryPresetIsPlannedAndMadeSmall) {
+  for (const std::string& preset : ModelConfig::preset_names())
+    EXPECT_TRUE(ok({"plan", "--preset", preset}).out_has("FLOPs"));
+  const std::vector<std::string> sizes = {
+      "hidden_size=32",  "num_hidden_layers=1", "num_attention_heads=2",     "num_key_value_heads=2",
+      "vocab_size=1024", "pad_token_id=null",   "max_position_embeddings=64"};
+  const std::pair<const char*, std::vector<std::string>> more[] = {
+      {"qwen1.5-moe-a2.7b", {"num_experts=4", "moe_intermediate_size=16", "shared_expert_intermediate_size=32"}},
+      {"hunyuan-a13b", {"num_experts=8", "intermediate_size=16", "moe_intermediate_size=16", "head_dim=16"}},
+      {"deepseek-v2",
+       {"n_routed_experts=16", "moe_intermediate_size=16", "intermediate_size=16", "kv_lora_rank=16", "q_lora_rank=16",
+        "qk_nope_head_dim=8", "qk_rope_head_dim=8", "v_head_dim=8", "first_k_dense_replace=0"}}};
+  for (const auto& [preset, changes] : more) {
+    std::vector<std::string> command = {"init", "--preset", preset, "-o", path(preset)};
+    for (const std::vector<std::string>& list : {sizes, changes})
+      for (const std::string& change : list) command.insert(command.end(), {"--set", change});
+    ok(command);
+    ok({"plan", "--config", path(preset) + "/config.json"});
+    EXPECT_EQ(ok({"info", path(preset), "--json"}).json()["supported"], true) << preset;
+  }
 }
 
 TEST_F(FamilyCommands, InfoTellsFamilyNeedsAndWhatIsMissing) {
@@ -189,6 +234,10 @@ TEST_F(FamilyCommands, InfoTellsFamilyNeedsAndWhatIsMissing) {
   std::ofstream(path("v3/tokenizer.model")) << "x";
   const Json no_json = ok({"info", path("v3"), "--json"}).json();
   EXPECT_NE(no_json["not_supported"].dump().find("tokenizer.model is not read"), std::string::npos);
+  std::ofstream(path("glm/hy.tiktoken")) << "x";
+  const Json tiktoken = ok({"info", path("glm"), "--json"}).json();
+  EXPECT_NE(tiktoken["not_supported"].dump().find("hy.tiktoken is not read"), std::string::npos);
+  EXPECT_NE(tiktoken["not_supported"].dump().find("GGUF"), std::string::npos) << "what to do";
   EXPECT_EQ(run_program({"info", path("nothing")}).status, 1);
 }
 

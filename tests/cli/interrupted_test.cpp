@@ -25,8 +25,7 @@ std::size_t files_below(const fs::path& folder, std::uintmax_t bytes = 0) {
   return count;
 }
 
-// Runs until it has written into a file, and returns the signal that ended it. Between making a file and noting its name
-// there is a moment in which a signal would leave an empty one.
+// Runs until it has written into a file, and returns the signal that ended it.
 int ended_by(int signal, std::vector<std::string> arguments, const fs::path& folder) {
   arguments.insert(arguments.begin(), DSMOE_PROGRAM);
   std::vector<char*> argv;

@@ -37,8 +37,16 @@ class ModelCommands : public ::testing::Test {
 };
 
 TEST_F(ModelCommands, ADeviceIsNoText) {  // some never end
-  EXPECT_TRUE(
-      fails(run_program({"eval", "-m", model(), "--data", "/dev/zero"}), 1, {"/dev/zero is a device; give a file"}));
+  const std::string m = model();
+  EXPECT_TRUE(fails(run_program({"eval", "-m", m, "--data", "/dev/zero"}), 1, {"/dev/zero is a device; give a file"}));
+  const TempFolder dir;
+  for (const char* name : {"x.ids", "x.jsonl", "x.txt"}) {
+    std::filesystem::create_symlink("/dev/zero", dir / name);
+    const std::string data = (dir / name).string();
+    EXPECT_TRUE(fails(run_program({"eval", "-m", m, "--data", data}), 1, {data}));
+    const ProgramResult r = run_program({"inspect", "-m", m, "--data", data, "-o", (dir / "out.html").string()});
+    EXPECT_TRUE(fails(r, 1, {data})) << r.err;
+  }
 }
 
 TEST_F(ModelCommands, InitWritesAFolderThatOthersCanRead) {

@@ -79,5 +79,29 @@ TEST(ChatTemplate, WalksBackwards) {
             "<user>a\n<assistant>b\n<user>c\n<assistant>(new)d\n<user><r>e\n<assistant>");
 }
 
+// The kind of template that Hunyuan has: the text begins with the first message, which a system message may be, and what
+// ends a message depends on who wrote it; a switch, which may be missing, stands before the question.
+TEST(ChatTemplate, EndsByRole) {
+  constexpr std::string_view kText = R"({%- set rest = messages %}{%- set system = none %}
+{%- if messages[0]['role'] == 'system' %}{%- set system = messages[0]['content'] %}{%- set rest = messages[1:] %}{%- endif %}
+{%- for message in rest %}
+    {%- set content = message['content'] %}
+    {%- if loop.index0 == 0 and system is not none %}{%- set content = system ~ '<|extra_4|>' ~ content %}{%- endif %}
+    {%- if message['role'] == 'user' %}
+        {%- if loop.last and enable_thinking is defined and not enable_thinking %}{%- set content = '/no_think ' + content %}
+        {%- endif %}
+        {{- '<|startoftext|>' + content + '<|extra_0|>' }}
+    {%- elif message['role'] == 'assistant' %}
+        {{- content.split('</answer>')[0].split('<answer>')|last|trim + '<|eos|>' }}
+    {%- else %}{{- raise_exception('no role ' + message['role']) }}
+    {%- endif %}
+{%- endfor %})";
+  EXPECT_EQ(
+      written(kText, {{"system", "Be brief."}, {"user", "a"}, {"assistant", "<answer>\nb\n</answer>"}, {"user", "c"}}),
+      "<|startoftext|>Be brief.<|extra_4|>a<|extra_0|>b<|eos|><|startoftext|>c<|extra_0|>");
+  EXPECT_EQ(written(kText, {{"user", "a"}}), "<|startoftext|>a<|extra_0|>");
+  EXPECT_NE(error_of([&] { written(kText, {{"tool", "x"}}); }).find("no role tool"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace dsmoe
