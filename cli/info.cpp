@@ -42,6 +42,7 @@ std::vector<std::string> features() {
   const CpuFeatures& f = cpu_features();
   std::vector<std::string> list;
   if (f.avx2) list.emplace_back("AVX2");
+  if (f.avx_vnni) list.emplace_back("AVX-VNNI");
   if (f.avx512) list.emplace_back("AVX-512");
   if (f.avx512_bf16) list.emplace_back("AVX-512 BF16");
   if (f.avx512_vnni) list.emplace_back("AVX-512 VNNI");

@@ -17,6 +17,11 @@ bool has_f16c() {
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
 
+bool has_avx_vnni() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & 1u << 4) != 0;
+}
+
 }  // namespace
 #endif
 
@@ -26,6 +31,7 @@ const CpuFeatures& cpu_features() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     f.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+    f.avx_vnni = f.avx2 && has_avx_vnni();
     f.avx512 = f.avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     f.avx512_bf16 = f.avx512 && __builtin_cpu_supports("avx512bf16");

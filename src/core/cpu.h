@@ -7,6 +7,7 @@ namespace dsmoe {
 
 struct CpuFeatures {
   bool avx2 = false;         // with FMA and F16C
+  bool avx_vnni = false;     // dot products of int8 quadruples in 256 bits
   bool avx512 = false;       // F, BW, DQ, VL
   bool avx512_bf16 = false;  // dot products of bf16 pairs
   bool avx512_vnni = false;  // dot products of int8 quadruples

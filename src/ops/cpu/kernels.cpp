@@ -18,6 +18,9 @@ namespace avx2 {
 const KernelTable& table();
 const QuantKernels& quant_table();
 }  // namespace avx2
+namespace avxvnni {
+const QuantKernels& quant_table();
+}
 namespace avx512 {
 const KernelTable& table();
 const QuantKernels& quant_table();
@@ -33,7 +36,7 @@ const KernelTable& table();
 namespace {
 
 struct Available {
-  KernelTable table[5];
+  KernelTable table[6];
   int count = 0;
 
   Available() {
@@ -48,6 +51,7 @@ struct Available {
       add(avx512bf16::table(), cpu.avx512_vnni ? avx512vnni::quant_table() : avx512::quant_table(), "avx512bf16");
     if (cpu.avx512_vnni) add(avx512::table(), avx512vnni::quant_table(), "avx512vnni");
     if (cpu.avx512) add(avx512::table(), avx512::quant_table(), "avx512");
+    if (cpu.avx_vnni) add(avx2::table(), avxvnni::quant_table(), "avxvnni");
     if (cpu.avx2) add(avx2::table(), avx2::quant_table(), "avx2");
 #endif
     add(generic::table(), generic::quant_table(), "generic");

@@ -117,7 +117,8 @@ struct KernelTable {
   float (*read)(Index n, const float* x);  // a sum, to measure how fast memory is read
 };
 
-// The best table for this processor, or the one that DSMOE_CPU_ISA names (avx512bf16, avx512vnni, avx512, avx2, generic).
+// The best table for this processor, or the one that DSMOE_CPU_ISA names (avx512bf16, avx512vnni, avx512, avxvnni, avx2,
+// generic).
 const KernelTable& kernels();
 
 // Tables compiled into this build that this processor can run, best first; for tests and `dsmoe info`.

@@ -55,6 +55,14 @@ I correction(const std::int32_t* start) {
   return Simd::template shift_right_ints<7 - log2_of(Type::kZero)>(Simd::load_ints(start));
 }
 
+// The same for one block.
+template <int kZero>
+I begin_of(std::int32_t start) {
+  if constexpr (kZero == 0) return Simd::set_int(0);
+  if constexpr (kZero == 128) return Simd::set_int(start);
+  return Simd::template shift_right_ints<7 - log2_of(kZero)>(Simd::set_int(start));
+}
+
 // `here` < 16: the blocks after the first `here` belong to something else. What they meet is zero, and so are their scales.
 template <class Type, int M, class Blocks>
 inline __attribute__((always_inline)) void few_chunk(const Blocks& b, const ActivationChunk* const* rows, Index chunk,
@@ -67,8 +75,9 @@ inline __attribute__((always_inline)) void few_chunk(const Blocks& b, const Acti
     const ActivationChunk& a = rows[m][chunk];
     I sum[2][4];
     for (int i = 0; i < 4; ++i) {
-      sum[0][i] = Simd::dot(none, c.q[0][i], Simd::load_bytes(a.q[0][i]));
-      sum[1][i] = Simd::dot(Type::kKind == Kind::kHalves ? none : sum[0][i], c.q[1][i], Simd::load_bytes(a.q[1][i]));
+      sum[0][i] = Simd::template dot<Type::kMost>(none, c.q[0][i], Simd::load_bytes(a.q[0][i]));
+      sum[1][i] = Simd::template dot<Type::kMost>(Type::kKind == Kind::kHalves ? none : sum[0][i], c.q[1][i],
+                                                  Simd::load_bytes(a.q[1][i]));
     }
     const F scale = Simd::load(a.scale);
     I all = Simd::sum_quarters(sum[1][0], sum[1][1], sum[1][2], sum[1][3]);
@@ -141,12 +150,16 @@ void few(Index blocks, const ActivationChunk* const* rows, int m, const char* w,
 // -----------------------------------------------------------------------------------------------------------------
 // Many rows: panels of kNr weight rows, and tiles over them.
 
+// What stands for 0 in a panel: 128, as the rows' own numbers are for, unless larger codes take longer.
+template <class Type>
+constexpr int kPanelZero = Simd::kSignedCodes ? Type::kZero : 128;
+
 template <class Type>
 void pack(Index blocks, const char* w, Index row_bytes, int n, char* panel) {
   using Block = typename Type::Block;
   alignas(64) float scale[2][16][16];
   const ChainOrder order(blocks);
-  const B shift = Simd::set_byte(128 - Type::kZero);
+  const B shift = Simd::set_byte(kPanelZero<Type> - Type::kZero);
   for (Index chunk = 0; chunk * kQuantChains < blocks; ++chunk) {
     const Index left = blocks - chunk * kQuantChains;
     const int here = left < kQuantChains ? static_cast<int>(left) : static_cast<int>(kQuantChains);
@@ -166,7 +179,8 @@ void pack(Index blocks, const char* w, Index row_bytes, int n, char* panel) {
       Type::units(row, here, [&](int block, int half, const Units& codes) {
         char* const to = panel + order.entry(block, chunk) * kEntryBytes + (4 * half * kNv + v) * 64;
         for (int u = 0; u < 4; ++u)
-          Simd::store_bytes64(to + u * kNv * 64, Type::kZero == 128 ? codes.u[u] : Simd::add_bytes(codes.u[u], shift));
+          Simd::store_bytes64(to + u * kNv * 64,
+                              Type::kZero == kPanelZero<Type> ? codes.u[u] : Simd::add_bytes(codes.u[u], shift));
       });
       for (int part = 0; part < (Type::kKind == Kind::kPlain ? 1 : 2); ++part) {
         F by_block[16];
@@ -181,26 +195,28 @@ void pack(Index blocks, const char* w, Index row_bytes, int n, char* panel) {
 }
 
 // One block: integer sums, started with the rows' own numbers, times the scales.
-template <Kind kKind, int M>
+template <class Type, int M>
 inline __attribute__((always_inline)) void tile_block(const char* const* row, Index at, const char* entry,
                                                       F (&chain)[M][kNv]) {
   constexpr Index kScale = __builtin_offsetof(ActivationBlock, scale), kStart = __builtin_offsetof(ActivationBlock, start);
   constexpr Index kTotal = __builtin_offsetof(ActivationBlock, total),
                   kHalf = __builtin_offsetof(ActivationBlock, start_half);
+  constexpr Kind kKind = Type::kKind;
+  constexpr int kMost = kPanelZero<Type> == 128 ? 255 : Type::kMost;
   constexpr int kParts = kKind == Kind::kHalves ? 2 : 1, kUnits = 8 / kParts;
   const auto* scales = reinterpret_cast<const float*>(entry + kNr * kQuantBlock);
   for (int part = 0; part < kParts; ++part) {
     I sum[M][kNv];
     for (int i = 0; i < M; ++i) {
       const auto* start = reinterpret_cast<const std::int32_t*>(row[i] + at + (kParts == 1 ? kStart : kHalf + 4 * part));
-      for (int j = 0; j < kNv; ++j) sum[i][j] = Simd::set_int(*start);
+      for (int j = 0; j < kNv; ++j) sum[i][j] = begin_of<kPanelZero<Type>>(*start);
     }
     for (int u = kUnits * part; u < kUnits * (part + 1); ++u) {
       B w[kNv];
       for (int j = 0; j < kNv; ++j) w[j] = Simd::load_bytes(entry + (u * kNv + j) * 64);
       for (int i = 0; i < M; ++i) {
         const B a = Simd::broadcast4(reinterpret_cast<const std::int8_t*>(row[i] + at + 4 * u));
-        for (int j = 0; j < kNv; ++j) sum[i][j] = Simd::dot(sum[i][j], w[j], a);
+        for (int j = 0; j < kNv; ++j) sum[i][j] = Simd::template dot<kMost>(sum[i][j], w[j], a);
       }
     }
     F scale[kNv];
@@ -220,7 +236,7 @@ inline __attribute__((always_inline)) void tile_block(const char* const* row, In
   }
 }
 
-template <Kind kKind, int M>
+template <class Type, int M>
 void tile_rows(Index blocks, int first, int last, const ActivationBlock* const* rows, const char* panel, float* c,
                Index ldc, int n, FetchAhead ahead) {
   const char* row[M];
@@ -240,7 +256,7 @@ void tile_rows(Index blocks, int first, int last, const ActivationBlock* const* 
       for (int j = 0; j < kNv; ++j) chain[i][j] = Simd::zero();
     for (Index left = order.steps(chain_number); left > 0; --left, ++number) {
       for (int line = 0; line < ahead.lines && fetch < ahead.end; ++line, fetch += 64) __builtin_prefetch(fetch, 0, 2);
-      tile_block<kKind, M>(row, number * static_cast<Index>(sizeof(ActivationBlock)), panel + number * kEntryBytes, chain);
+      tile_block<Type, M>(row, number * static_cast<Index>(sizeof(ActivationBlock)), panel + number * kEntryBytes, chain);
     }
     for (int i = 0; i < M; ++i)
       for (int j = 0; j < kNv; ++j) {
@@ -251,11 +267,11 @@ void tile_rows(Index blocks, int first, int last, const ActivationBlock* const* 
   for (int i = 0; i < M && n < kNr; ++i) __builtin_memcpy(c + i * ldc, edge[i], static_cast<unsigned>(n) * sizeof(float));
 }
 
-template <Kind kKind, int M = kMr>
+template <class Type, int M = kMr>
 void tile(Index blocks, int first, int last, const ActivationBlock* const* rows, int m, const char* panel, float* c,
           Index ldc, int n, FetchAhead ahead) {
-  if (m == M) return tile_rows<kKind, M>(blocks, first, last, rows, panel, c, ldc, n, ahead);
-  if constexpr (M > 1) tile<kKind, M - 1>(blocks, first, last, rows, m, panel, c, ldc, n, ahead);
+  if (m == M) return tile_rows<Type, M>(blocks, first, last, rows, panel, c, ldc, n, ahead);
+  if constexpr (M > 1) tile<Type, M - 1>(blocks, first, last, rows, m, panel, c, ldc, n, ahead);
 }
 
 void widen_f16(Index n, const std::uint16_t* x, float* y) {
@@ -282,12 +298,12 @@ void widen_q8_0(Index blocks, const void* x, float* y) {
 }
 
 double peak(Index rounds, float* sink) {
-  constexpr int kSums = 12;
+  constexpr int kSums = Simd::kNv == 1 ? 6 : 12;  // what registers hold; one of two registers counts twice
   I sum[kSums];
   for (int i = 0; i < kSums; ++i) sum[i] = Simd::set_int(i);
   B a = Simd::set_byte(3), b = Simd::set_byte(5);
   for (Index r = 0; r < rounds; ++r)
-    for (int i = 0; i < kSums; ++i) sum[i] = Simd::dot(sum[i], a, b);
+    for (int i = 0; i < kSums; ++i) sum[i] = Simd::template dot<127>(sum[i], a, b);
   for (int i = 1; i < kSums; ++i) sum[0] = Simd::add_ints(sum[0], sum[i]);
   *sink = static_cast<float>(Simd::sum_ints(sum[0]));
   return 2.0 * 64 * kSums * static_cast<double>(rounds);
@@ -295,7 +311,7 @@ double peak(Index rounds, float* sink) {
 
 template <class Type>
 constexpr QuantType kernels_of() {
-  return {few<Type>, pack<Type>, tile<Type::kKind>};
+  return {few<Type>, pack<Type>, tile<Type>};
 }
 
 const QuantKernels kQuantTable = {

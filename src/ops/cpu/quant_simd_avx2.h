@@ -4,6 +4,11 @@
 struct Simd {
   static constexpr int kMr = 2;
   static constexpr int kNv = 1;
+#ifdef __AVXVNNI__
+  static constexpr bool kSignedCodes = false;
+#else
+  static constexpr bool kSignedCodes = true;  // of Q8_0
+#endif
 
   struct F {
     __m256 a, b;
@@ -117,7 +122,10 @@ struct Simd {
     __builtin_memcpy(&x, p, 4);
     return set_int(x);
   }
-  static I dot(I sum, B u, B s) { return {dot(sum.a, u.a, s.a), dot(sum.b, u.b, s.b)}; }
+  template <int kMost>
+  static I dot(I sum, B u, B s) {
+    return {dot<kMost>(sum.a, u.a, s.a), dot<kMost>(sum.b, u.b, s.b)};
+  }
   static I sum_quarters(I a, I b, I c, I d) { return {sum_quarters(a.a, b.a, c.a, d.a), sum_quarters(a.b, b.b, c.b, d.b)}; }
 
   static void interleave(const std::uint8_t* const* row, Index at, B* u) {
@@ -157,13 +165,21 @@ struct Simd {
     const __m256i there = _mm256_and_si256(_mm256_shuffle_epi8(lanes, byte), bit);
     return _mm256_and_si256(_mm256_cmpeq_epi8(there, bit), _mm256_set1_epi8(16));
   }
-  // By way of 16-bit products: the instruction for bytes would saturate.
+#ifdef __AVXVNNI__
+  template <int kMost>
   static __m256i dot(__m256i sum, __m256i u, __m256i s) {
-    const __m256i even =
-        _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
-    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+    return _mm256_dpbusd_avx_epi32(sum, u, s);
   }
+#else
+  // The instruction adds two products in 16 bits: those of codes under 128 fit. Of larger ones the sign goes to the other
+  // factor, since 2 * 128 * 127 fits too.
+  template <int kMost>
+  static __m256i dot(__m256i sum, __m256i u, __m256i s) {
+    const __m256i pairs =
+        kMost < 128 ? _mm256_maddubs_epi16(u, s) : _mm256_maddubs_epi16(_mm256_abs_epi8(u), _mm256_sign_epi8(s, u));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+#endif
   static __m256i sum_quarters(__m256i a, __m256i b, __m256i c, __m256i d) {
     const __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
     const __m256i cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));

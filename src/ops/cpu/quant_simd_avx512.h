@@ -3,6 +3,7 @@
 struct Simd {
   static constexpr int kMr = 6;  // 12 integer and 12 f32 sums, two columns with their scales, two at work
   static constexpr int kNv = 2;
+  static constexpr bool kSignedCodes = false;
 
   using F = __m512;
   using I = __m512i;
@@ -136,11 +137,14 @@ struct Simd {
     __builtin_memcpy(&x, p, 4);
     return _mm512_set1_epi32(x);
   }
-  // Four products of bytes without a sign and bytes with one are added to each lane.
+  // Four products of bytes without a sign, at most kMost, and bytes with one are added to each lane.
+  template <int kMost>
   static I dot(I sum, B u, B s) {
 #ifdef __AVX512VNNI__
     return _mm512_dpbusd_epi32(sum, u, s);
 #else
+    if constexpr (kMost < 128)  // two products fit 16 bits
+      return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(u, s), _mm512_set1_epi16(1)));
     const __m512i even =
         _mm512_madd_epi16(_mm512_and_si512(u, _mm512_set1_epi16(255)), _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8));
     const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(u, 8), _mm512_srai_epi16(s, 8));

@@ -3,6 +3,7 @@
 struct Simd {
   static constexpr int kMr = 2;
   static constexpr int kNv = 1;
+  static constexpr bool kSignedCodes = false;
 
   struct F {
     float f[16];
@@ -164,6 +165,7 @@ struct Simd {
   static B broadcast4(const std::int8_t* p) {
     return bytes([=](int i) { return p[i % 4]; });
   }
+  template <int kMost>
   static I dot(I sum, B u, B s) {
     return ints([&](int i) {
       std::int32_t all = sum.i[i];

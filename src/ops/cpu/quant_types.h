@@ -93,12 +93,12 @@ struct Scales {
 struct TypeQ8_0 {
   using Block = ops::BlockQ8_0;
   static constexpr Kind kKind = Kind::kPlain;
-  static constexpr int kZero = 128;
+  static constexpr int kZero = Simd::kSignedCodes ? 0 : 128, kMost = 255;
 
   template <class Blocks>
   static Codes codes(const Blocks& b) {
     Codes c;
-    const B sign = Simd::set_byte(128);
+    const B sign = Simd::set_byte(kZero);
     for (int h = 0; h < 2; ++h)
       for (int i = 0; i < 4; ++i)
         c.q[h][i] = Simd::xor_(
@@ -110,7 +110,7 @@ struct TypeQ8_0 {
     for (int b = 0; b < blocks; ++b)
       for (int h = 0; h < 2; ++h)
         put(b, h, interleave(row, offset<Block>(b, &Block::q) + 16 * h).map([](B raw) {
-          return Simd::xor_(raw, Simd::set_byte(128));
+          return Simd::xor_(raw, Simd::set_byte(kZero));
         }));
   }
   template <class Blocks>
@@ -134,7 +134,7 @@ Codes half_bytes(const Blocks& b) {
 struct TypeQ4_0 {
   using Block = ops::BlockQ4_0;
   static constexpr Kind kKind = Kind::kPlain;
-  static constexpr int kZero = 8;
+  static constexpr int kZero = 8, kMost = 15;
 
   template <class Blocks>
   static Codes codes(const Blocks& b) {
@@ -153,7 +153,7 @@ struct TypeQ4_0 {
 struct TypeQ5_0 {
   using Block = ops::BlockQ5_0;
   static constexpr Kind kKind = Kind::kPlain;
-  static constexpr int kZero = 16;
+  static constexpr int kZero = 16, kMost = 31;
 
   template <class Blocks>
   static Codes codes(const Blocks& b) {
@@ -230,7 +230,7 @@ Scales six_bit_scales(const Blocks& b) {
 struct TypeQ4_K {
   using Block = ops::BlockQ4_K;
   static constexpr Kind kKind = Kind::kMinimum;
-  static constexpr int kZero = 0;
+  static constexpr int kZero = 0, kMost = 15;
 
   template <class Blocks>
   static Codes codes(const Blocks& b) {
@@ -251,7 +251,7 @@ struct TypeQ4_K {
 struct TypeQ5_K {
   using Block = ops::BlockQ5_K;
   static constexpr Kind kKind = Kind::kMinimum;
-  static constexpr int kZero = 0;
+  static constexpr int kZero = 0, kMost = 31;
 
   // The fifth bit of block i or i + 4 (odd quarters) is bit i or i + 4 of `high`.
   template <int kI>
@@ -301,7 +301,7 @@ struct TypeQ5_K {
 struct TypeQ6_K {
   using Block = ops::BlockQ6_K;
   static constexpr Kind kKind = Kind::kHalves;
-  static constexpr int kZero = 32;
+  static constexpr int kZero = 32, kMost = 63;
 
   // Codes of four blocks from the bytes that hold their lower halves, two and two, and their upper bits.
   static void join(B even, B odd, B high, B& a, B& b, B& c, B& d) {

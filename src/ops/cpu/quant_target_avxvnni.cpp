@@ -1,0 +1,19 @@
+// Compiled with the flags of avxvnni (see CMakeLists.txt).
+#include <immintrin.h>
+
+#include "ops/cpu/quant_kernels.h"
+#include "ops/quant_blocks.h"
+
+namespace dsmoe::cpu::avxvnni {
+namespace {
+constexpr const char* kName = "avxvnni";
+#include "ops/cpu/quant_simd_avx2.h"
+// clang-format off
+#include "ops/cpu/quant_types.h"
+#include "ops/cpu/quant_impl.h"
+// clang-format on
+}  // namespace
+
+const QuantKernels& quant_table() { return kQuantTable; }
+
+}  // namespace dsmoe::cpu::avxvnni
