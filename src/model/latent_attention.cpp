@@ -10,6 +10,7 @@
 #include "ops/attention.h"
 #include "ops/elementwise.h"
 #include "ops/heads.h"
+#include "ops/linear.h"
 #include "ops/rms_norm.h"
 
 namespace dsmoe {
@@ -20,8 +21,9 @@ using ops::HeadNumbers;
 using ops::HeadRows;
 using ops::Part;
 
-// Values are the first numbers of the keys. The op has values as wide as keys; what it mixes of the rest is not read.
-ops::AttentionShape shape_of(const MlaSpec& s) { return {s.heads, 1, s.cached(), static_cast<float>(s.scale)}; }
+// Values are the first numbers of the keys. The op's results are as wide as keys; what is there beside the latent is not
+// read.
+ops::AttentionShape shape_of(const MlaSpec& s) { return {s.heads, 1, s.cached(), static_cast<float>(s.scale), s.kv_rank}; }
 
 // Parts of a head's query, of the same over the latent, of kv_b's rows; and of one row [latent | rope].
 struct Parts {
@@ -69,22 +71,41 @@ void turn_part(Context& ctx, const Tensor& x, const Part& from, const Pass& pass
   ops::copy_heads(ctx, whole(rope, from.heads), {to, at});
 }
 
+// What a token itself is projected to.
+struct Projected {
+  Tensor query;   // [T, H * (nope + rope)]; f32 [T, q_rank] where there is q_a
+  Tensor latent;  // f32 [T, kv_rank + rope]
+};
+
+Projected projected(Context& ctx, const MlaSpec& s, const AttentionWeights& w, const ops::AddNorm& x) {
+  const Index rows = x.x.dim(0);
+  const bool narrow = s.q_rank > 0;
+  Projected p{narrow ? ctx.empty(DType::kF32, {rows, s.q_rank}) : ctx.empty(x.dtype, {rows, s.heads * s.query()}),
+              ctx.empty(DType::kF32, {rows, s.cached()})};
+  const ops::Projection both[] = {{narrow ? &w.q_a.weight : &w.q.weight, &p.query}, {&w.kv_a.weight, &p.latent}};
+  ops::linear(ctx, x, both);
+  return p;
+}
+
 struct Queries {
   Tensor absorbed;   // [T, H * (kv_rank + rope)]
   Tensor projected;  // [T, H * (nope + rope)]
   Tensor unnormed;   // f32 [T, q_rank]; empty where the token itself is projected
 };
 
-Queries queries_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, const Pass& pass, const Tensor& h) {
+// Without the turned parts.
+Queries queries_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, const Tensor& query, DType dtype) {
   const Parts parts(s);
   Queries q;
-  if (s.q_rank > 0) q.unnormed = linear_forward(ctx, h, w.q_a, DType::kF32);
-  const Tensor x = s.q_rank > 0 ? normed(ctx, s, q.unnormed, w.q_a_norm, h.dtype()) : h;
-  q.projected = linear_forward(ctx, x, w.q, h.dtype());
-  q.absorbed = ctx.empty(h.dtype(), {h.dim(0), s.heads * s.cached()});
+  if (s.q_rank > 0) {
+    q.unnormed = query;
+    q.projected = linear_forward(ctx, normed(ctx, s, query, w.q_a_norm, dtype), w.q, dtype);
+  } else {
+    q.projected = query;
+  }
+  q.absorbed = ctx.empty(dtype, {query.dim(0), s.heads * s.cached()});
   ops::head_linear_backward_input(ctx, {q.projected, parts.query_nope}, {w.kv_b.weight, parts.keys},
                                   {q.absorbed, parts.latent});
-  turn_part(ctx, q.projected, parts.query_rope, pass, q.absorbed, parts.latent_rope);
   return q;
 }
 
@@ -93,11 +114,11 @@ struct Latents {
   Tensor unnormed;  // f32 [T, kv_rank]
 };
 
-Latents latents_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, const Pass& pass, const Tensor& h) {
+Latents latents_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, const Pass& pass, const Tensor& projected,
+                   DType dtype) {
   const Parts parts(s);
-  const Tensor projected = linear_forward(ctx, h, w.kv_a, DType::kF32);
-  Latents l{ctx.empty(h.dtype(), projected.shape()), part_of(ctx, projected, parts.row_latent, DType::kF32)};
-  ops::copy_heads(ctx, whole(normed(ctx, s, l.unnormed, w.kv_a_norm, h.dtype())), {l.rows, parts.row_latent});
+  Latents l{ctx.empty(dtype, projected.shape()), part_of(ctx, projected, parts.row_latent, DType::kF32)};
+  ops::copy_heads(ctx, whole(normed(ctx, s, l.unnormed, w.kv_a_norm, dtype)), {l.rows, parts.row_latent});
   turn_part(ctx, projected, parts.row_rope, pass, l.rows, parts.row_rope);
   return l;
 }
@@ -160,27 +181,32 @@ KeptBytes kept_bytes(const MlaSpec& s, Index, Index element) {
 
 Tensor attention_forward(Context& ctx, const MlaSpec& spec, const AttentionWeights& w, const Pass& pass, Index layer,
                          const ops::AddNorm& x, AttentionSaved* saved) {
-  mark(ctx, "norms and sums");
-  const Tensor h = ops::add_rms_norm(ctx, x);
   mark(ctx, "projections");
-  const Queries queries = queries_of(ctx, spec, w, pass, h);
-  const Latents latents = latents_of(ctx, spec, w, pass, h);
-  Tensor keys = latents.rows;
-  if (KvPool* const pool = pass.batch.pool()) {
-    keys = pool->k(layer);
-    ops::store_rows(ctx, latents.rows, pass.slices, keys);
+  const Parts parts(spec);
+  const Projected of = projected(ctx, spec, w, x);
+  Queries queries = queries_of(ctx, spec, w, of.query, x.dtype);
+  KvPool* const pool = pass.batch.pool();
+  Tensor keys;
+  Latents latents;
+  if (pool) keys = pool->k(layer);
+  if (!pool || saved ||
+      !ops::store_latents(ctx, {queries.projected, parts.query_rope}, {queries.absorbed, parts.latent_rope}, of.latent,
+                          {w.kv_a_norm, static_cast<float>(spec.norm_eps)}, pass.rope, pass.slices, keys)) {
+    turn_part(ctx, queries.projected, parts.query_rope, pass, queries.absorbed, parts.latent_rope);
+    latents = latents_of(ctx, spec, w, pass, of.latent, x.dtype);
+    pool ? ops::store_rows(ctx, latents.rows, pass.slices, keys) : void(keys = latents.rows);
   }
   // As in the other attention (attention.cpp).
-  const bool narrow = h.dtype() == DType::kBF16 &&
+  const bool narrow = x.dtype == DType::kBF16 &&
                       (keys.dtype() == DType::kBF16 || (keys.dtype() == DType::kQ8_0 && keys.device() == Device::kCuda));
   const Tensor q = ops::converted(ctx, queries.absorbed, narrow ? DType::kBF16 : DType::kF32);
   Tensor out = ctx.empty(q.dtype(), q.shape()), lse;
-  if (saved) lse = ctx.empty(DType::kF32, {spec.heads, h.dim(0)});
+  if (saved) lse = ctx.empty(DType::kF32, {spec.heads, x.x.dim(0)});
   mark(ctx, "attention");
   ops::attention(ctx, shape_of(spec), q, keys, keys, pass.slices, out, saved ? &lse : nullptr);
   if (saved) *saved = {q, keys, {}, out, lse, queries.unnormed, latents.unnormed, queries.projected};
   mark(ctx, "projections");
-  return linear_forward(ctx, values_of(ctx, spec, w, ops::converted(ctx, out, h.dtype())), w.o, DType::kF32);
+  return linear_forward(ctx, values_of(ctx, spec, w, ops::converted(ctx, out, x.dtype)), w.o, DType::kF32);
 }
 
 Tensor attention_backward(Context& ctx, const MlaSpec& spec, const AttentionWeights& w, const Pass& pass, const Tensor& h,

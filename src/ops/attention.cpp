@@ -16,6 +16,7 @@ void check_shape(const char* op, const AttentionShape& s) {
           "[{}] {} heads, {} key/value heads, head_dim {}: all must be over 0, and the second must divide the first", op,
           s.heads, s.kv_heads, s.head_dim);
   require(s.scale > 0, "[{}] the scale is {}, expected a number over 0", op, s.scale);
+  require(s.values >= 0 && s.values <= s.head_dim, "[{}] {} values of heads of {}", op, s.values, s.head_dim);
 }
 
 void check(const char* op, const char* name, const Tensor& x, DType dtype, Index rows, Index columns) {
@@ -36,6 +37,7 @@ void check_stored(const Context& ctx, const char* op, const AttentionShape& s, c
           to_string(stored));
   check(op, "k", k, stored, capacity, s.kv_heads * s.head_dim);
   check(op, "v", v, stored, capacity, s.kv_heads * s.head_dim);
+  require(s.values == 0 || k.raw() == v.raw(), "[{}] values that are the first numbers of the keys are another tensor", op);
 }
 
 Index rows_of(const Tensor& x) { return x.rank() > 0 ? x.dim(0) : 0; }
@@ -91,6 +93,20 @@ void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const
     store_rows(ctx, v, slices, v_cache);
   };
   on_backend(ctx, on_cpu, on_cpu, [&] { cuda::rotate_and_store(ctx, q, k, v, angles, slices, k_cache, v_cache); });
+}
+
+bool store_latents(Context& ctx, const HeadNumbers& from, const HeadNumbers& to, const Tensor& projected,
+                   const LatentNorm& norm, const RopeAngles& angles, const Slices& slices, Tensor& cache) {
+  constexpr const char* kOp = "store_latents";
+  const Index tokens = angles.rows(), rank = norm.weight.dim(0);
+  check(kOp, "projected", projected, DType::kF32, tokens, rank + angles.head_dim());
+  check(kOp, "cache", cache, cache.dtype(), rows_of(cache), projected.dim(1));
+  require(from.part.heads == to.part.heads && from.part.width == angles.head_dim() && to.part.width == angles.head_dim() &&
+              from.x.dtype() == to.x.dtype() && from.x.dim(0) == tokens && to.x.dim(0) == tokens,
+          "[{}] queries of {} heads and {} numbers do not go to {} and {}", kOp, from.part.heads, from.part.width,
+          to.part.heads, to.part.width);
+  check_slices(kOp, slices, tokens, rows_of(cache));
+  return ctx.backend() == Backend::kCuda && cuda::store_latents(ctx, from, to, projected, norm, angles, slices, cache);
 }
 
 namespace {

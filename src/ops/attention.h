@@ -12,6 +12,7 @@
 
 #include "dsmoe/context.h"
 #include "dsmoe/tensor.h"
+#include "ops/heads.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/slice.h"
@@ -23,6 +24,8 @@ struct AttentionShape {
   Index kv_heads = 0;  // KVH, divides H
   Index head_dim = 0;
   float scale = 1.0f;  // of the scores before the softmax, over 0: 1 / sqrt(head_dim)
+  // Over 0: k and v are the same tensor, and of a head's result these first numbers are wanted. The others are finite.
+  Index values = 0;
 };
 
 // Writes the rows of a batch, [T, N] f32 or bf16, to the places of their positions in `cache` (another f32, bf16 or q8_0
@@ -32,6 +35,16 @@ void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& 
 // What attention does with new tokens before it looks at them: turns q and k in place, and stores k and v in their caches.
 void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const RopeAngles& angles, const Slices& slices,
                       Tensor& k_cache, Tensor& v_cache);
+
+// The same for latent attention (MLA), in one go: what a head has of q in `from` is turned and goes to `to` of absorbed;
+// the cache's rows are the norm of the first numbers of `projected` f32 [T, rank + rope], and the others turned. False:
+// this backend, or these dtypes and sizes, take the steps.
+struct LatentNorm {
+  const Tensor& weight;
+  float eps;
+};
+bool store_latents(Context& ctx, const HeadNumbers& from, const HeadNumbers& to, const Tensor& projected,
+                   const LatentNorm& norm, const RopeAngles& angles, const Slices& slices, Tensor& cache);
 
 // Projects new tokens x [T, K] with the weights [heads * head_dim, K] of q, k and v, then rotate_and_store(). Returns q, in
 // the dtype of x.
@@ -82,6 +95,8 @@ void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& 
 void rotate_and_store(Context& ctx, Tensor& q, Tensor& k, const Tensor& v, const RopeAngles& angles, const Slices& slices,
                       Tensor& k_cache, Tensor& v_cache);
 // False, and nothing done, where no kernel does it in one go.
+bool store_latents(Context& ctx, const HeadNumbers& from, const HeadNumbers& to, const Tensor& projected,
+                   const LatentNorm& norm, const RopeAngles& angles, const Slices& slices, Tensor& cache);
 bool project_and_store(Context& ctx, const Tensor& x, const QkvWeights& w, const RopeAngles& angles, const Slices& slices,
                        Tensor& q, Tensor& k_cache, Tensor& v_cache);
 bool project_and_store(Context& ctx, const AddNorm& x, const QkvWeights& w, const RopeAngles& angles, const Slices& slices,

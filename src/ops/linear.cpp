@@ -60,6 +60,14 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
       });
 }
 
+void linear(Context& ctx, const AddNorm& x, std::span<const Projection> projections) {
+  for (const auto& [w, y] : projections)
+    require(y->shape() == Shape({x.x.dim(0), w->dim(0)}), "[linear] output is {}, expected [{}, {}]", y->shape(),
+            x.x.dim(0), w->dim(0));
+  if (ctx.backend() == Backend::kCuda && cuda::linear(ctx, x, projections)) return;
+  linear(ctx, add_rms_norm(ctx, x), projections);
+}
+
 void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate) {
   check("linear_backward_input", dy, w, w.dim(0));
   require(dx.shape() == Shape({dy.dim(0), w.dim(1)}) && dx.dtype() == DType::kF32,

@@ -6,6 +6,7 @@
 
 #include "dsmoe/context.h"
 #include "dsmoe/tensor.h"
+#include "ops/rms_norm.h"
 
 namespace dsmoe::ops {
 
@@ -19,6 +20,8 @@ struct Projection {
   Tensor* y;
 };
 void linear(Context& ctx, const Tensor& x, std::span<const Projection> projections);
+// The same of x = the norm of a sum.
+void linear(Context& ctx, const AddNorm& x, std::span<const Projection> projections);
 
 // dx = dy · W (or += with accumulate; dx is f32), dy [T, N] in the dtype of W.
 void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate);
@@ -47,6 +50,8 @@ void linear_backward_weight(Context& ctx, const Tensor& dy, const Tensor& x, Ten
 
 namespace cuda {
 void linear(Context& ctx, const Tensor& x, std::span<const Projection> projections);
+// False, and nothing done, where no kernel does it in one go.
+bool linear(Context& ctx, const AddNorm& x, std::span<const Projection> projections);
 void linear_backward_input(Context& ctx, const Tensor& dy, const Tensor& w, Tensor& dx, bool accumulate);
 // False, and nothing done, where no kernel does it in one go.
 bool linear_backward_input(Context& ctx, std::span<const ProjectionGrad> products, Tensor& dx);

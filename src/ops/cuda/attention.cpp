@@ -8,6 +8,7 @@
 #include "core/log.h"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/heuristics.h"
+#include "ops/cuda/latent.h"
 #include "ops/cuda/linear.h"
 #include "ops/cuda/packed.h"
 #include "ops/pack.h"
@@ -102,6 +103,28 @@ bool whole_sequences(const Slices& slices, Index rows, Index keys) {
   return true;
 }
 
+// Whether the kernels for latents take it.
+bool over_latents(const AttentionShape& s, const Tensor& q, const Tensor& k) {
+  return s.values == gpu::kLatentValues && s.head_dim == gpu::kLatentKeys && s.kv_heads == 1 && s.heads <= kDoneCounters &&
+         q.dtype() == DType::kBF16 && k.dtype() == DType::kBF16 && gpu::device_info().major == 9 &&
+         gpu::forced_path() != gpu::Path::kPlain;
+}
+
+void attention_over_latents(Context& ctx, const gpu::AttentionArgs& args, Index keys, const SliceTables& t) {
+  const int blocks = t.counts.prompt_blocks;
+  log("launch", "attention T={} slices={} H={} latents blocks={} runs={} of={}", args.rows, t.slices, args.heads, blocks,
+      t.counts.decode_items, t.counts.run);
+  if (blocks > 0 && gpu::forced_path() == gpu::Path::kMma)
+    gpu::latent_prompt_mma(args, keys, blocks, ctx.stream());
+  else if (blocks > 0)
+    gpu::latent_prompt(args, keys, blocks, ctx.stream());
+  if (t.counts.decode_items == 0) return;
+  Tensor partial = ctx.empty(DType::kF32, {t.partial_rows, args.heads, gpu::kLatentValues});
+  Tensor weight = ctx.empty(DType::kF32, {t.partial_rows, args.heads, 2});
+  const gpu::AttentionPartial to{static_cast<float*>(partial.raw_mutable()), static_cast<float2*>(weight.raw_mutable())};
+  gpu::latent_decode(args, keys, t.counts.decode_items, t.decode_rows, to, ctx.stream());
+}
+
 }  // namespace
 
 void attention(Context& ctx, const AttentionShape& s, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -110,12 +133,14 @@ void attention(Context& ctx, const AttentionShape& s, const Tensor& q, const Ten
   const Index rows = q.dim(0);
   require(t.rows == rows, "[attention] the slices on the GPU have {} rows, the batch {}", t.rows, rows);
   if (rows == 0) return;
+  const bool latents = over_latents(s, q, k);
   gpu::AttentionKernels use = gpu::attention_kernels(gpu::device_info(), q.dtype(), s.head_dim, gpu::forced_path());
   if (s.heads > kDoneCounters) use = {};
-  log("launch",
-      "attention T={} slices={} H={} KVH={} head_dim={} dtype={} stored={} mma={} stages={} blocks={} runs={} of={}", rows,
-      t.slices, s.heads, s.kv_heads, s.head_dim, to_string(q.dtype()), to_string(k.dtype()), use.mma, use.stages,
-      t.counts.prompt_blocks, t.counts.decode_items, t.counts.run);
+  if (!latents)
+    log("launch",
+        "attention T={} slices={} H={} KVH={} head_dim={} dtype={} stored={} mma={} stages={} blocks={} runs={} of={}",
+        rows, t.slices, s.heads, s.kv_heads, s.head_dim, to_string(q.dtype()), to_string(k.dtype()), use.mma, use.stages,
+        t.counts.prompt_blocks, t.counts.decode_items, t.counts.run);
 
   gpu::AttentionArgs args{};
   args.q = q.raw(), args.k = k.raw(), args.v = v.raw(), args.stored = k.dtype();
@@ -125,6 +150,7 @@ void attention(Context& ctx, const AttentionShape& s, const Tensor& q, const Ten
   args.head_dim = static_cast<int>(s.head_dim), args.rows = static_cast<int>(rows);
   args.scale = s.scale, args.to_log2 = s.scale * std::numbers::log2e_v<float>;
   args.work = t.work;
+  if (latents) return attention_over_latents(ctx, args, k.dim(0), t);
   if (!use.mma) return gpu::attention_plain(args, t.slices, t.position, q.dtype(), ctx.stream());
   const bool hopper =
       lse && gpu::attention_backward_on_hopper(gpu::device_info(), q.dtype(), s.head_dim, gpu::forced_path());

@@ -1,5 +1,6 @@
 // Products that every head has for itself, as Ops of portable.cuh: a group is a head. Every output is one sum in ascending
 // order. Pointers are at a head's first number or row; `step` is the distance to the next head's.
+#include "ops/cuda/heads_mma.h"
 #include "ops/cuda/heuristics.h"
 #include "ops/cuda/portable.cuh"
 #include "ops/heads.h"
@@ -64,6 +65,28 @@ struct HeadProduct {
   }
 };
 
+// The same sums by the kernels for aligned operands. Path kMma is for tests: it takes those for any.
+bool run_fast(Context& ctx, const HeadNumbers& x, const HeadRows& w, bool turned, const HeadNumbers& y) {
+  const gpu::Path path = gpu::forced_path();
+  if (x.x.dtype() != DType::kBF16 || gpu::device_info().major < 8 || path == gpu::Path::kPlain || path == gpu::Path::kMma)
+    return false;
+  const auto place = [](const HeadNumbers& n) {
+    return gpu::heads::Product::Place{static_cast<const gpu::bf16*>(n.x.raw()) + n.part.first, n.dim(), n.x.dim(1)};
+  };
+  const Index inner = w.w.dim(1);
+  const gpu::heads::Product p{place(x),
+                              {static_cast<const gpu::bf16*>(w.w.raw()) + w.part.first * inner, w.rows() * inner, inner},
+                              place(y),
+                              static_cast<int>(w.part.heads),
+                              static_cast<int>(x.x.dim(0)),
+                              static_cast<int>(y.part.width),
+                              static_cast<int>(x.part.width),
+                              turned};
+  if (p.m == 0 || p.n == 0 || !gpu::heads::takes(p)) return false;
+  gpu::heads::run(p, ctx.stream());
+  return true;
+}
+
 template <class Op>
 void run(Context& ctx, const Op& op, DType dtype, Index heads) {
   if (op.m == 0 || op.n == 0) return;
@@ -100,6 +123,7 @@ void copy_heads(Context& ctx, const HeadNumbers& from, HeadNumbers& to) {
 }
 
 void head_linear(Context& ctx, const HeadNumbers& x, const HeadRows& w, HeadNumbers& y) {
+  if (run_fast(ctx, x, w, /*turned=*/false, y)) return;
   gpu::with_type(x.x.dtype(), [&]<class T>(T) {
     run(ctx,
         HeadProduct<T, T, false, false, false>{numbers<T>(x), matrix<T>(w), numbers<T>(y), size(x.x.dim(0)),
@@ -109,6 +133,7 @@ void head_linear(Context& ctx, const HeadNumbers& x, const HeadRows& w, HeadNumb
 }
 
 void head_linear_backward_input(Context& ctx, const HeadNumbers& dy, const HeadRows& w, HeadNumbers& dx) {
+  if (run_fast(ctx, dy, w, /*turned=*/true, dx)) return;
   gpu::with_type(dy.x.dtype(), [&]<class T>(T) {
     run(ctx,
         HeadProduct<T, T, false, true, false>{numbers<T>(dy), matrix<T>(w), numbers<T>(dx), size(dy.x.dim(0)),

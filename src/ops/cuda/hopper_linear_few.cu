@@ -22,6 +22,7 @@ struct Args {
   CUtensorMap weights[kMost];
   void* y[kMost];
   int columns[kMost], first_block[kMost];  // of unused ones: past the last block
+  bool wide[kMost];                        // y is f32
   const bf16* x;
   int rows, inner;
   int under_way;  // stages asked for at once
@@ -155,7 +156,6 @@ struct RegisterRows {
 // ---- y. A lane has columns g = lane / 4 and g + 8 of the block's 16, of rows 2 (lane % 4) and the next of every 8.
 
 // As it is; the block's columns are neighbours.
-template <class Y>
 struct Store {
   __device__ __forceinline__ Store(const Args&, int, int) {}
   static __device__ __forceinline__ void load(const Args& args, int matrix, int unit, int k, std::uint32_t to,
@@ -170,8 +170,12 @@ struct Store {
 #pragma unroll
       for (int v = 0; v < 4; ++v) {
         const int row = t * 8 + c + v % 2, at = unit * kFewRows + g + v / 2 * 8;
-        if (row < args.rows && at < columns)
-          from_float(acc[t][v], static_cast<Y*>(args.y[matrix])[static_cast<std::size_t>(row) * columns + at]);
+        if (row >= args.rows || at >= columns) continue;
+        const std::size_t place = static_cast<std::size_t>(row) * columns + at;
+        if (args.wide[matrix])
+          static_cast<float*>(args.y[matrix])[place] = acc[t][v];
+        else
+          from_float(acc[t][v], static_cast<bf16*>(args.y[matrix])[place]);
       }
   }
 };
@@ -260,6 +264,7 @@ int set_matrices(Args& args, const LinearSizes& s, const bf16* x, std::span<cons
     args.weights[i] = map(matrices[i]);
     args.y[i] = matrices[i].y;
     args.columns[i] = matrices[i].columns;
+    args.wide[i] = matrices[i].y_dtype == DType::kF32;
     blocks += (matrices[i].columns + kFewRows - 1) / kFewRows;
   }
   args.x = x;
@@ -272,14 +277,30 @@ int set_matrices(Args& args, const LinearSizes& s, const bf16* x, std::span<cons
 
 }  // namespace
 
-void linear_few(const LinearSizes& s, const bf16* x, std::span<const LinearMatrix> matrices, DType y_dtype,
-                cudaStream_t stream) {
+namespace {
+
+int set_linear(Args& args, const LinearSizes& s, const bf16* x, std::span<const LinearMatrix> matrices) {
   const auto k = static_cast<std::uint64_t>(s.inner);
-  Args args{};
-  const int blocks = set_matrices(args, s, x, matrices, [&](const LinearMatrix& m) {
+  return set_matrices(args, s, x, matrices, [&](const LinearMatrix& m) {
     return tensor_map(m.w, {k, static_cast<std::uint64_t>(m.columns)}, {k}, {kBoxK, kFewRows});
   });
-  y_dtype == DType::kF32 ? run<Store<float>>(s, args, blocks, stream) : run<Store<bf16>>(s, args, blocks, stream);
+}
+
+}  // namespace
+
+void linear_few(const LinearSizes& s, const bf16* x, std::span<const LinearMatrix> matrices, cudaStream_t stream) {
+  Args args{};
+  const int blocks = set_linear(args, s, x, matrices);
+  run<Store>(s, args, blocks, stream);
+}
+
+void linear_few(const LinearSizes& s, const AddNormRow<bf16>& norm, std::span<const LinearMatrix> matrices,
+                cudaStream_t stream) {
+  Args args{};
+  const int blocks = set_linear(args, s, nullptr, matrices);
+  args.norm = norm;
+  args.under_way = 2;
+  run<5, NormedRow, Store>(s, args, blocks, stream);
 }
 
 namespace {

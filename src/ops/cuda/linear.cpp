@@ -43,12 +43,12 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
   const bool unpacks = gpu::unpacks_in_product(s.rows, /*grouped=*/false);
   if (unpacks) few_times_packed(ctx, s, x, projections);
   std::vector<Tensor> as_bf16;              // packed matrices, until their launch
-  std::vector<gpu::LinearMatrix> together;  // that go in one launch, with one dtype of y
+  std::vector<gpu::LinearMatrix> together;  // that go in one launch; of many rows with one dtype of y
   DType dtype = DType::kF32;
   const auto flush = [&] {
     const auto* const rows = static_cast<const __nv_bfloat16*>(x.raw());
     if (!together.empty() && s.rows <= gpu::kTinyTile)
-      gpu::hopper::linear_few(s, rows, together, dtype, ctx.stream());
+      gpu::hopper::linear_few(s, rows, together, ctx.stream());
     else if (!together.empty())
       gpu::hopper::linear(s, rows, together, dtype, ctx.stream());
     together.clear();
@@ -59,18 +59,44 @@ void linear(Context& ctx, const Tensor& x, std::span<const Projection> projectio
     const bool packed = is_quantized(w->dtype());
     if (w->dim(0) == 0 || (packed && unpacks)) continue;
     if (packed) as_bf16.push_back(unpacked(ctx, *w));
-    const gpu::LinearMatrix m{packed ? as_bf16.back().raw() : w->raw(), y->raw_mutable(), static_cast<int>(w->dim(0))};
+    const gpu::LinearMatrix m{packed ? as_bf16.back().raw() : w->raw(), y->raw_mutable(), static_cast<int>(w->dim(0)),
+                              y->dtype()};
     const Path path = gpu::choose_linear_path(x.dtype(), s.inner, m.columns, y->dtype());
     log("launch", "linear path={} T={} K={} N={}", gpu::to_string(path), s.rows, s.inner, m.columns);
     if (path != Path::kHopper) {
       gpu::portable::linear(s, x.dtype(), path == Path::kMma, x.raw(), m, y->dtype(), ctx.stream());
       continue;
     }
-    if (y->dtype() != dtype || together.size() == gpu::hopper::kMostProjections) flush();
+    if ((y->dtype() != dtype && s.rows > gpu::kTinyTile) || together.size() == gpu::hopper::kMostProjections) flush();
     dtype = y->dtype();
     together.push_back(m);
   }
   flush();
+}
+
+bool linear(Context& ctx, const AddNorm& in, std::span<const Projection> projections) {
+  const gpu::LinearSizes s{static_cast<int>(in.x.dim(0)), static_cast<int>(in.x.dim(1))};
+  if (s.rows != 1 || in.y.numel() == 0 || in.y.dtype() != DType::kBF16 || in.weight.dtype() != DType::kBF16 ||
+      in.dtype != DType::kBF16 || !gpu::norms_rows_of(s.inner) || projections.size() > gpu::hopper::kMostProjections)
+    return false;
+  std::vector<gpu::LinearMatrix> matrices;
+  for (const auto& [w, y] : projections) {
+    if (w->device() != Device::kCuda || w->dtype() != DType::kBF16 || w->dim(0) == 0 ||
+        gpu::choose_linear_path(DType::kBF16, s.inner, w->dim(0), y->dtype()) != Path::kHopper)
+      return false;
+    matrices.push_back({w->raw(), y->raw_mutable(), static_cast<int>(w->dim(0)), y->dtype()});
+  }
+  log("launch", "linear path=hopper T=1 K={} matrices={} normed", s.inner, matrices.size());
+  Tensor sum = ctx.empty(DType::kF32, in.x.shape());
+  const gpu::AddNormRow<__nv_bfloat16> norm{static_cast<const __nv_bfloat16*>(in.y.raw()),
+                                            static_cast<const float*>(in.x.raw()),
+                                            static_cast<const __nv_bfloat16*>(in.weight.raw()),
+                                            static_cast<float*>(sum.raw_mutable()),
+                                            in.eps,
+                                            s.inner};
+  gpu::hopper::linear_few(s, norm, matrices, ctx.stream());
+  in.x = sum;
+  return true;
 }
 
 namespace {

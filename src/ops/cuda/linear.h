@@ -21,6 +21,7 @@ struct LinearMatrix {
   const void* w;
   void* y;
   int columns;  // N
+  DType y_dtype = DType::kF32;
 };
 
 // Of the gradients: dy [T, N], W and dW [N, K], dx and x [T, K]. dx = dy · W and dW = dyᵀ · x, added to with
@@ -34,8 +35,10 @@ namespace hopper {
 inline constexpr int kMostProjections = 3;
 void linear(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> matrices, DType y_dtype,
             cudaStream_t stream);
-// The same bits for at most kTinyTile rows, which linear() does not take.
-void linear_few(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> matrices, DType y_dtype,
+// The same bits for at most kTinyTile rows, which linear() does not take; each y in its own dtype. Or of one row that is
+// the norm of a sum.
+void linear_few(const LinearSizes& s, const __nv_bfloat16* x, std::span<const LinearMatrix> matrices, cudaStream_t stream);
+void linear_few(const LinearSizes& s, const AddNormRow<__nv_bfloat16>& norm, std::span<const LinearMatrix> matrices,
                 cudaStream_t stream);
 // q, k and v of new tokens, of which q is turned, and k is turned and stored in the cache, v stored. The `y`s are q [T, N]
 // and the caches. bf16; half of a head is a multiple of 32, or, for up to kTinyTile tokens (project_few), of 8.

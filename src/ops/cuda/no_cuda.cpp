@@ -72,6 +72,7 @@ void head_linear(Context&, const HeadNumbers&, const HeadRows&, HeadNumbers&) { 
 void head_linear_backward_input(Context&, const HeadNumbers&, const HeadRows&, HeadNumbers&) { not_built(); }
 void head_linear_backward_weight(Context&, const HeadNumbers&, const HeadNumbers&, HeadRows&) { not_built(); }
 void linear(Context&, const Tensor&, std::span<const Projection>) { not_built(); }
+bool linear(Context&, const AddNorm&, std::span<const Projection>) { not_built(); }
 Tensor packed(Context&, std::span<const Tensor>) { not_built(); }
 Tensor unpacked(Context&, const Tensor&) { not_built(); }
 Tensor packed_repeat(Context&, const Tensor&, Index) { not_built(); }
@@ -82,6 +83,10 @@ Gated gated(Context&, const MoeConfig&, const Chosen&, Index, DType) { not_built
 Plan plan_of_shared(Context&, Index, Index) { not_built(); }
 void add_rms_norm(Context&, const Tensor&, const Tensor&, const Tensor&, float, Tensor&, Tensor&) { not_built(); }
 void rotate_and_store(Context&, Tensor&, Tensor&, const Tensor&, const RopeAngles&, const Slices&, Tensor&, Tensor&) {
+  not_built();
+}
+bool store_latents(Context&, const HeadNumbers&, const HeadNumbers&, const Tensor&, const LatentNorm&, const RopeAngles&,
+                   const Slices&, Tensor&) {
   not_built();
 }
 bool project_and_store(Context&, const Tensor&, const QkvWeights&, const RopeAngles&, const Slices&, Tensor&, Tensor&,

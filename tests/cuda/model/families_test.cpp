@@ -84,6 +84,23 @@ TEST_F(CudaFamilies, LogitsAreTheCpusInAnyChunks) {
   }
 }
 
+// 512 + 64 numbers in the cache and a token's norm in the launch of its projections, which wide_config() is too small for.
+TEST_F(CudaFamilies, LatentsOfReleasedSizesInAnyChunks) {
+  Context host(0);
+  const Ids ids = some_ids(150);
+  for (const Family* const family : all_families()) {
+    ModelConfig c = wide_config(*family);
+    if (!c.kv_lora_rank) continue;
+    SCOPED_TRACE(family->model_type);
+    c.hidden_size = 576, c.kv_lora_rank = 512, c.qk_rope_head_dim = 64;
+    const ModelWeights w = random_weights(c, 5, DType::kBF16, host);
+    const Transformer here(c, w), there = on_gpu(c, w, DType::kBF16);
+    const Tensor want = logits(host, here, ids, 150), got = logits(ctx(), there, ids, 150);
+    EXPECT_TRUE(close(got, want, chain_limit(DType::kBF16, 20, 576)));
+    for (const Index chunk : {1, 7, 16, 33, 140}) EXPECT_TRUE(same_bits(logits(ctx(), there, ids, chunk), got)) << chunk;
+  }
+}
+
 TEST_F(CudaFamilies, PackedWeightsHaveTheBitsOfUnpackedOnes) {
   Context host(0);
   const Ids ids = some_ids(70);

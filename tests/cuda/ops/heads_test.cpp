@@ -88,6 +88,30 @@ TEST_F(CudaHeads, ARowHasTheSameBitsAlone) {
   }
 }
 
+// The kernels for aligned operands have the bits of those for any: every sum is one chain in ascending order.
+TEST_F(CudaHeads, AlignedOperandsHaveTheSameBits) {
+  constexpr HeadSizes kSizes[] = {{1, 16, 512, 128},   {16, 16, 512, 128}, {17, 3, 512, 128},  {65, 5, 512, 128},
+                                  {300, 16, 512, 128}, {33, 2, 40, 24},    {200, 3, 200, 136}, {1, 1, 8, 8}};
+  for (const HeadSizes& s : kSizes) {
+    const Index in = s.inner + 64, out = s.width + 8;
+    const HeadNumbers x{ctx().place(random_tensor(DType::kBF16, {s.tokens, s.heads * in}, 1)), {s.heads, 8, s.inner}},
+        y{ctx().place(random_tensor(DType::kBF16, {s.tokens, s.heads * out}, 2)), {s.heads, 0, s.width}};
+    const HeadRows w{ctx().place(random_tensor(DType::kBF16, {s.heads * (s.width + 6), s.inner}, 3)),
+                     {s.heads, 1, s.width}};
+    const auto run = [&] {
+      const HeadNumbers to_y{y.x.clone(), y.part}, to_x{x.x.clone(), x.part};
+      ops::head_linear(ctx(), x, w, to_y);
+      ops::head_linear_backward_input(ctx(), y, w, to_x);
+      return std::vector<Tensor>{ctx().fetch(to_y.x), ctx().fetch(to_x.x)};
+    };
+    const std::vector<Tensor> got = run();
+    const Forced forced(cuda::Path::kMma);
+    const std::vector<Tensor> want = run();
+    EXPECT_TRUE(same_bits(got[0], want[0])) << s.tokens << " " << s.inner << " " << s.width;
+    EXPECT_TRUE(same_bits(got[1], want[1])) << s.tokens << " " << s.inner << " " << s.width;
+  }
+}
+
 // Heads of 576 numbers: one of keys, which are the values too, and 16 of queries.
 TEST_F(CudaHeads, AttentionOverLatents) {
   const ops::AttentionShape shape{16, 1, 576, 0.1f};

@@ -94,5 +94,30 @@ TEST_F(CudaLinear, SeveralAtOnceAreTheSame) {
   expect_same_together(ctx(), x, w, y_dtypes);
 }
 
+// One token's residual sum and norm are part of the launch that takes them; otherwise they are a step before it.
+TEST_F(CudaLinear, OfANormHasTheBitsOfTheSteps) {
+  for (const auto& [rows, inner] : {std::pair<Index, Index>{1, 2048}, {1, 576}, {1, 512}, {3, 1024}}) {
+    const auto random = [&](DType dtype, Shape shape, std::uint64_t seed) {
+      return ctx().place(random_tensor(dtype, shape, seed));
+    };
+    const Tensor w1 = random(DType::kBF16, {3072, inner}, 1), w2 = random(DType::kBF16, {580, inner}, 2),
+                 weight = random(DType::kBF16, {inner}, 3), y = random(DType::kBF16, {rows, inner}, 4),
+                 start = random(DType::kF32, {rows, inner}, 5);
+    const auto run = [&](auto&& project) {
+      Tensor x = start.clone(), a = ctx().empty(DType::kBF16, {rows, 3072}), b = ctx().empty(DType::kF32, {rows, 580});
+      const ops::Projection both[] = {{&w1, &a}, {&w2, &b}};
+      project(ops::AddNorm{y, x, weight, 1e-6f, DType::kBF16, false}, both);
+      return std::vector<Tensor>{ctx().fetch(a), ctx().fetch(b), ctx().fetch(x)};
+    };
+    const auto got = run([&](const ops::AddNorm& x, auto& both) { ops::linear(ctx(), x, both); });
+    const auto want = run([&](const ops::AddNorm& x, auto& both) {
+      const Tensor h = ops::add_rms_norm(ctx(), x);
+      for (const ops::Projection& p : both) ops::linear(ctx(), h, *p.w, *p.y);
+    });
+    for (std::size_t i = 0; i < got.size(); ++i)
+      EXPECT_TRUE(same_bits(got[i], want[i])) << rows << " " << inner << " " << i;
+  }
+}
+
 }  // namespace
 }  // namespace dsmoe::test
