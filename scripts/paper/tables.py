@@ -120,7 +120,7 @@ def main():
         print(f"\n{title}\n")
         table(runs)
     print("\ndifferences\n")
-    differences(runs, [(a, dense), (b, a), (c, b), (c, a), (c, dense), ("1+1-15", a), ("1+3-31", "1+1-15"), (c, "1+3-31"),
+    differences(runs, [(a, dense), (b, a), (c, b), (c, a), (c, dense), (b, dense), ("1+1-15", a), ("1+3-31", "1+1-15"), (c, "1+3-31"),
                        ("2+6-62", c), ("4+4-60", c), ("0+2-16x1.5", c), ("0+2-16x1.5", a), ("1+3-63", a), ("1+3-63", c)])
 
 
