@@ -9,6 +9,7 @@
 #include "ops/cuda/linear.h"
 #include "ops/cuda/norm_row.cuh"
 #include "ops/cuda/numbers.cuh"
+#include "ops/cuda/ptx_streamed.cuh"
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/turn.cuh"
 
@@ -26,6 +27,7 @@ struct Args {
   const bf16* x;
   int rows, inner;
   int under_way;  // stages asked for at once
+  std::uint64_t policy;
   TurnAndStore turn;
   AddNormRow<bf16> norm;  // where x is its result
 };
@@ -160,7 +162,7 @@ struct Store {
   __device__ __forceinline__ Store(const Args&, int, int) {}
   static __device__ __forceinline__ void load(const Args& args, int matrix, int unit, int k, std::uint32_t to,
                                               std::uint32_t barrier) {
-    ptx::tma_load(to, &args.weights[matrix], barrier, k, unit * kFewRows);
+    ptx::tma_load(to, &args.weights[matrix], barrier, args.policy, k, unit * kFewRows);
   }
   template <int kTiles>
   __device__ __forceinline__ void store(const Args& args, int matrix, int unit, const float (&acc)[kTiles][4]) const {
@@ -187,7 +189,7 @@ struct TurnAndKeep {
   static __device__ __forceinline__ void load(const Args& args, int matrix, int unit, int k, std::uint32_t to,
                                               std::uint32_t barrier) {
     const int per_head = args.turn.half / 8;
-    ptx::tma_load(to, &args.weights[matrix], barrier, k, 0, 0, unit % per_head, unit / per_head);
+    ptx::tma_load(to, &args.weights[matrix], barrier, args.policy, k, 0, 0, unit % per_head, unit / per_head);
   }
   template <int kTiles>
   __device__ __forceinline__ void store(const Args& args, int matrix, int, const float (&acc)[kTiles][4]) const {
@@ -271,6 +273,8 @@ int set_matrices(Args& args, const LinearSizes& s, const bf16* x, std::span<cons
   // One token's q, k and v, and the output projection, are asked for while the kernel ahead waits for a few kilobytes,
   // which would come behind all that is asked for at once.
   args.under_way = s.rows > 1 ? INT_MAX : matrices.size() == kMost ? 2 : 3;
+  // One token's weights are read once, and there are more of them than the cache holds: they are in the way of the rest.
+  args.policy = s.rows > 1 ? ptx::kUsual : ptx::kStreamed;
   args.rows = s.rows, args.inner = s.inner;
   return blocks;
 }

@@ -5,6 +5,7 @@
 #include "ops/cuda/hopper_few.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/numbers.cuh"
+#include "ops/cuda/ptx_streamed.cuh"
 #include "ops/cuda/tensor_map.h"
 
 namespace dsmoe::cuda::hopper {
@@ -134,7 +135,7 @@ __device__ __forceinline__ void load_gate_up(const Args& args, Loader& loader) {
     for (int b = 0; b < boxes_of(args.width); b += kBoxes)
       loader.step(min(kWarps, mine - first), min(kBoxes, boxes_of(args.width) - b),
                   [&](std::uint32_t to, std::uint32_t full) {
-                    ptx::tma_load(to, &args.weights, full, (b + loader.box) * kBoxK, 0, 0, eight, expert);
+                    ptx::tma_load(to, &args.weights, full, ptx::kStreamed, (b + loader.box) * kBoxK, 0, 0, eight, expert);
                   });
   }
 }
@@ -189,7 +190,7 @@ __device__ __forceinline__ void load_down(const Args& args, Loader& loader) {
     for (int i = 0; i < stages; ++i) {
       const int at = sum ? i * args.shared + side : i, first = at % stages * kBoxes, expert = sum ? at / stages : routed;
       loader.step(args.shared + args.chosen, min(kBoxes, boxes - first), [&](std::uint32_t to, std::uint32_t full) {
-        ptx::tma_load(to, &args.weights, full, (first + loader.box) * kBoxK, unit * kFewRows, expert);
+        ptx::tma_load(to, &args.weights, full, ptx::kStreamed, (first + loader.box) * kBoxK, unit * kFewRows, expert);
       });
     }
 }
