@@ -11,6 +11,7 @@
 #include "core/log.h"
 #include "ops/cuda/hopper.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/packed.h"
 #include "ops/cuda/router_z.h"
 #include "ops/linear.h"
 
@@ -166,15 +167,15 @@ Gated gate(Context& ctx, const MoeConfig& c, const Tensor& x, const Tensor& weig
 std::optional<Gated> gate(Context& ctx, const MoeConfig& c, const AddNorm& x, const Tensor& weight, const Tensor& bias,
                           Index shared, const Experts& experts, Tensor& h) {
   if (x.x.dim(0) != 1 || x.dtype != DType::kBF16 || x.y.numel() == 0 || x.y.dtype() != DType::kF32 ||
-      x.weight.dtype() != DType::kBF16 || weight.dtype() != DType::kBF16 || experts.packed() ||
-      shared != c.shared_experts || !gpu::hopper::can_route_one(c) ||
-      gpu::choose_path(x.dtype, c.hidden_size, c.expert_size) != Path::kHopper)
+      x.weight.dtype() != DType::kBF16 || weight.dtype() != DType::kBF16 || shared != c.shared_experts ||
+      !gpu::hopper::can_route_one(c) || gpu::choose_path(x.dtype, c.hidden_size, c.expert_size) != Path::kHopper)
     return {};
   check_sizes(c, 1);
   Tensor counts;
   Gated g = make_room(ctx, c, 1, counts, 0);
   const gpu::Sizes sizes = gpu::sizes_of(g.plan, c.hidden_size, c.expert_size);
-  if (!gpu::hopper::is_one_token(sizes)) return {};
+  const bool one = experts.packed() ? gpu::packed::is_one_token(sizes) : gpu::hopper::is_one_token(sizes);
+  if (!one) return {};
   g.plan.tiles.rows = gpu::token_tile(1, /*training=*/false);
   g.plan.tiles.column_parts = gpu::column_parts(g.plan.rows(), c.hidden_size, x.dtype, /*training=*/false);
   log("launch", "gate path=hopper T=1 D={} F={} E={} S={} K={} normed", c.hidden_size, c.expert_size, c.routed_experts,

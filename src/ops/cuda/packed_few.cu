@@ -23,7 +23,7 @@ struct LinearArgs {
   hopper::TurnAndStore turn;
 };
 
-// Blocks of the shared experts come first: they need no plan, and of gate/up they need not wait for it.
+// Blocks of the shared experts come first: they need no plan, and of several tokens' gate/up they need not wait for it.
 struct ExpertArgs {
   ExpertMatrices w[2];  // gate and up, or down
   const TokenTile* tiles;
@@ -34,7 +34,7 @@ struct ExpertArgs {
   int at_once;                       // rows of x
   int shared_tiles;                  // of tokens
   int shared_blocks, routed_blocks;  // of columns, for each of them
-  bool wait_first;                   // no gate ahead that has waited for x
+  bool shared_waits;                 // the shared experts: no gate ahead that has waited for x before it let this start
 };
 
 struct Args {
@@ -118,7 +118,7 @@ __device__ __forceinline__ Task expert_task(const ExpertArgs& args) {
 
 __device__ __forceinline__ Task gate_up_task(const ExpertArgs& args) {
   const bool shared = static_cast<int>(blockIdx.x) < args.shared_tiles * args.shared_blocks;
-  if (!shared || args.wait_first) {
+  if (!shared) {
     ptx::wait_for_previous_kernel();
     ptx::let_next_kernel_start();
   }
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kMostThreads, 1) few_kernel(const __grid_const
   if (t.none()) return;
   const TileBytes tile(t.w, t.tile);
   tile.prefetch();
-  if (job != Job::kGateUp) {
+  if (job != Job::kGateUp || (t.shared && args.experts.shared_waits)) {
     ptx::wait_for_previous_kernel();
     ptx::let_next_kernel_start();
   }
@@ -263,7 +263,7 @@ Args expert_args(Job job, const Sizes& s, const PlanView& plan, const bf16* in, 
   e.tiles = plan.tiles, e.tile_count = plan.tile_count, e.row_token = plan.token, e.slot_row = plan.slot_row;
   e.out = out;
   e.tokens = s.tokens, e.shared = s.shared, e.chosen = s.chosen, e.width = s.width, e.expert_width = s.expert_width;
-  e.wait_first = s.routed() == 0;
+  e.shared_waits = s.routed() == 0 || s.tokens == 1;  // hopper_route_one.cu makes x itself
   return args;
 }
 

@@ -31,11 +31,14 @@ struct Kind {
   const char* name;
   DType (*dtype_of)(const Parameter&);
   bool tied, latent = false;
+  Index width = 256;
 };
 constexpr Kind kKinds[] = {{"mixture", mixture, false},
                            {"q8_0 tied", q8_0, true},
                            {"with f16", with_f16, false},
-                           {"q8_0 latent", q8_0, false, true}};
+                           {"q8_0 latent", q8_0, false, true},
+                           {"wide mixture", mixture, false, false, 768},  // whose norms are part of other kernels
+                           {"wide q8_0", q8_0, false, false, 1024}};
 
 class CudaPackedModel : public GpuTest {
  protected:
@@ -45,8 +48,9 @@ class CudaPackedModel : public GpuTest {
       c.kv_lora_rank = 96, c.q_lora_rank = 128, c.qk_nope_head_dim = 32, c.qk_rope_head_dim = 32, c.v_head_dim = 64;
       c.n_group = c.topk_group = 1;
     }
-    c.vocab_size = kVocab, c.hidden_size = 256, c.intermediate_size = 320, c.moe_intermediate_size = 128;
-    c.num_hidden_layers = 3, c.num_attention_heads = 2, c.num_key_value_heads = 2, c.first_k_dense_replace = 1;
+    c.vocab_size = kVocab, c.hidden_size = kind.width, c.intermediate_size = 320, c.moe_intermediate_size = 128;
+    c.num_hidden_layers = 3, c.num_attention_heads = kind.width / 128, c.num_key_value_heads = kind.width / 128;
+    c.first_k_dense_replace = 1;
     c.n_routed_experts = 16, c.num_experts_per_tok = 4, c.n_shared_experts = 2;
     c.max_position_embeddings = 4096, c.initializer_range = 0.1, c.tie_word_embeddings = kind.tied;
     const std::vector<Parameter> parameters = parameter_list(c);

@@ -4,11 +4,14 @@
 
 #include "cuda/gpu_test.h"
 #include "cuda/ops/projections.h"
+#include "ops/attention.h"
 #include "ops/embedding.h"
 #include "ops/experts.h"
 #include "ops/linear.h"
 #include "ops/mixed.h"
 #include "ops/pack.h"
+#include "ops/rms_norm.h"
+#include "ops/rope.h"
 #include "support/moe_case.h"
 #include "support/random_tensor.h"
 #include "support/tolerance.h"
@@ -81,7 +84,7 @@ TEST_F(CudaPacked, LinearIsTheReferences) {
 
 TEST_F(CudaPacked, LinearHasTheBitsOfUnpackedWeights) {
   for (const DType dtype : kTypes) {
-    const Index k = 1280, n = 264;
+    const Index k = 2816, n = 264;  // more than a warp's ring has room for
     const Tensor x = random_tensor(DType::kBF16, {70, k}, 5), w = random_weights(dtype, {n, k}, 6);
     const Tensor packed_w = packed(w), plain = ctx().place(as_bf16(w));
     for (const DType out : {DType::kF32, DType::kBF16}) {
@@ -108,6 +111,40 @@ TEST_F(CudaPacked, SeveralMatricesOfSeveralTypesAtOnce) {
     y_dtypes.push_back(DType::kF32);
     expect_same_together(ctx(), ctx().place(random_tensor(DType::kBF16, {t, 512}, 7)), w, y_dtypes);
   }
+}
+
+// q, k and v of one token that is the norm of a sum, in one launch or in steps. The sum's operands may be read after the
+// sum is written, so it is done often.
+TEST_F(CudaPacked, ProjectionsOfANormedRow) {
+  constexpr Index kDim = 64;
+  const std::vector<Index> tiles{512, 0};
+  const std::vector<ops::Slice> batch{{0, 1, 250, tiles}};
+  for (const DType dtype : kTypes)
+    for (const Index inner : {512, 768, 1280, 2048, 2304}) {
+      SCOPED_TRACE(::testing::Message() << to_string(dtype) << " of " << inner);
+      const ops::Slices slices = ops::placed(ctx(), batch);
+      const ops::RopeAngles angles = ops::rope_angles(ctx(), ops::Rope(kDim, 10000.0, {}, 4096), slices);
+      const Tensor q = random_weights(dtype, {4 * kDim, inner}, 2), k = random_weights(dtype, {2 * kDim, inner}, 3),
+                   v = random_weights(inner % 256 == 0 ? DType::kQ6_K : dtype, {2 * kDim, inner}, 4);
+      const Tensor wq = packed(q), wk = packed(k), wv = packed(v);
+      const Tensor pq = ctx().place(as_bf16(q)), pk = ctx().place(as_bf16(k)), pv = ctx().place(as_bf16(v));
+      const Tensor weight = ctx().place(random_tensor(DType::kBF16, {inner}, 5)),
+                   y = ctx().place(random_tensor(DType::kBF16, {1, inner}, 6)),
+                   start = ctx().place(random_tensor(DType::kF32, {1, inner}, 7));
+      const auto cache = [&] { return ctx().zeros(DType::kBF16, {1024, 2 * kDim}); };
+      Tensor k_want = cache(), v_want = cache(), x_want = start.clone();
+      const Tensor h = ops::add_rms_norm(ctx(), {y, x_want, weight, 1e-6f, DType::kBF16, false});
+      const Tensor want = ops::project_and_store(ctx(), h, {pq, pk, pv}, angles, slices, k_want, v_want);
+      for (int i = 0; i < 5; ++i) {
+        Tensor k_got = cache(), v_got = cache(), x = start;
+        const Tensor got = ops::project_and_store(ctx(), {y, x, weight, 1e-6f, DType::kBF16, true}, {wq, wk, wv}, angles,
+                                                  slices, k_got, v_got);
+        ASSERT_TRUE(same_bits(ctx().fetch(got), ctx().fetch(want)));
+        ASSERT_TRUE(same_bits(ctx().fetch(x), ctx().fetch(x_want)));
+        ASSERT_TRUE(same_bits(ctx().fetch(k_got), ctx().fetch(k_want)));
+        ASSERT_TRUE(same_bits(ctx().fetch(v_got), ctx().fetch(v_want)));
+      }
+    }
 }
 
 // A layer of packed experts, and the same with what its blocks stand for in bf16 stacks.
