@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <iostream>
-#include <iterator>
 #include <optional>
 
 #include "cli/output.h"
@@ -80,7 +79,7 @@ GenerateOptions SamplingFlags::options(const Model& model) const {
 }
 
 std::string read_text(const std::string& path) {
-  return path == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : io::read_text(path);
+  return path == "-" ? io::read_text(std::cin, "standard input") : io::read_text(path);
 }
 
 }  // namespace dsmoe::cli

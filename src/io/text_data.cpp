@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -27,17 +26,22 @@ std::string read_text(const std::string& path) {
     fail(ErrorCode::kIo, "{} is a device; give a file", path);
   std::ifstream file(path, std::ios::binary);
   if (!file) fail(ErrorCode::kIo, "cannot read {}; is the path right?", path);
+  file.exceptions(std::ios_base::badbit);  // or what was read before an error would be taken for all of it
+  return read_text(file, path);
+}
+
+std::string read_text(std::istream& stream, const std::string& name) {
   std::string text;
   std::vector<char> part(std::size_t{1} << 20);
   try {
-    while (file.read(part.data(), static_cast<std::streamsize>(part.size())), file.gcount() > 0) {
-      text.append(part.data(), static_cast<std::size_t>(file.gcount()));
+    while (stream.read(part.data(), static_cast<std::streamsize>(part.size())), stream.gcount() > 0) {
+      text.append(part.data(), static_cast<std::size_t>(stream.gcount()));
       if (text.size() > kMostText)  // of a pipe it may be the beginning of no end
-        fail(ErrorCode::kIo, "{} has more than {} GiB, which are read as one text; give a part of it", path,
+        fail(ErrorCode::kIo, "{} has more than {} GiB, which are read as one text; give a part of it", name,
              kMostText >> 30);
     }
   } catch (const std::ios_base::failure& error) {
-    fail(ErrorCode::kIo, "reading {} failed: {}", path, error.code().message());
+    fail(ErrorCode::kIo, "reading {} failed: {}", name, error.code().message());
   }
   return text;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <istream>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,8 @@ namespace dsmoe::io {
 
 // The whole of a text file, or of a pipe. Devices, some of which never end, and more than 2 GiB are refused.
 std::string read_text(const std::string& path);
+// The rest of a stream that is open, with the same limit; `name` is for errors.
+std::string read_text(std::istream& stream, const std::string& name);
 
 // An .ids file: one sequence per line, token ids separated by spaces.
 class IdsReader {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "io_test_support.h"
 
 namespace dsmoe::io {
@@ -90,6 +92,17 @@ std::vector<std::string> text_in(const std::string& text, std::size_t max_bytes)
   TempFolder dir;
   write_bytes(dir / "x.txt", text);
   return all_of<TextReader, std::string>(TextReader(dir / "x.txt", max_bytes));
+}
+
+TEST(ReadText, AnErrorIsNotTheEnd) {
+  TempFolder dir;
+  const std::string text = std::string(3'000'000, 'x') + "end";  // longer than its reads
+  write_bytes(dir / "x.txt", text);
+  EXPECT_EQ(read_text((dir / "x.txt").string()), text);
+  std::istringstream stream(text);
+  EXPECT_EQ(read_text(stream, "a stream"), text);
+  EXPECT_TRUE(throws_error([] { read_text("/proc/self/mem"); }, {"/proc/self/mem", "Input/output error"}, ErrorCode::kIo));
+  EXPECT_TRUE(throws_error([] { read_text("/dev/zero"); }, {"/dev/zero is a device"}, ErrorCode::kIo));
 }
 
 TEST(TextReader, KeepsLinesWhole) {
