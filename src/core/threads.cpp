@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -94,6 +95,17 @@ int ThreadPool::default_size() { return machine_topology().default_threads(); }
 ThreadPool::ThreadPool(int threads, Nodes nodes)
     : nodes_(std::move(nodes)), size_(threads > 0 ? threads : default_size()), shared_(new Shared(nodes_.count())) {
   require(size_ <= 4096, "{} threads are more than this library can use", size_);
+  try {
+    start();
+  } catch (const std::system_error& error) {
+    const std::size_t begun = shared_->threads.size() + 1;
+    stop();
+    fail(ErrorCode::kInvalidArgument, "{} threads cannot be started, only {}: {}; use fewer", size_, begun,
+         error.code().message());
+  }
+}
+
+void ThreadPool::start() {
   for (int i = 1; i < size_; ++i) {
     shared_->threads.emplace_back([this, i] {
       const int node = nodes_.node_of(i, size_);
@@ -110,7 +122,9 @@ ThreadPool::ThreadPool(int threads, Nodes nodes)
   }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   shared_->stop.store(true, std::memory_order_relaxed);
   shared_->epoch.fetch_add(1, std::memory_order_release);
   shared_->epoch.notify_all();

@@ -59,6 +59,8 @@ class ThreadPool {
   static Call caller() {
     return [](void* f, std::int64_t task, int worker) { (*static_cast<std::remove_reference_t<Fn>*>(f))(task, worker); };
   }
+  void start();
+  void stop();
   void run_erased(std::int64_t tasks, std::span<const int> node_of, Call call, void* fn);
   void share_out(std::int64_t tasks, std::span<const int> node_of);
   void work(int worker, int node);

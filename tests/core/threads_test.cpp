@@ -4,17 +4,21 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdlib>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "core/fail.h"
 #include "support/expect_error.h"
+#include "support/sanitized.h"
 
 namespace dsmoe {
 namespace {
@@ -213,6 +217,18 @@ TEST(Threads, NestedCallsRunSerially) {
     });
   });
   EXPECT_EQ(n, 20);
+}
+
+// A limit of the system ends neither the process nor leaves those that have begun.
+TEST(Threads, MoreThanTheSystemStartsAreAnError) {
+  if (test::kSanitized) GTEST_SKIP() << "sanitizers map more than any limit allows";
+  const auto below_a_limit = [] {
+    const rlimit limit{std::size_t{2} << 30, std::size_t{2} << 30};  // of addresses: each thread takes some for its stack
+    if (::setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(2);
+    const std::string error = testing::error_of([] { ThreadPool pool(4096); });
+    std::_Exit(error.find("4096 threads cannot be started, only ") != std::string::npos ? 0 : 1);
+  };
+  EXPECT_EXIT(below_a_limit(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(Threads, WhatIsComingUpIsOnlyAHint) {
