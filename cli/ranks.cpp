@@ -8,7 +8,7 @@
 
 #include "cli/output.h"
 #include "cli/progress.h"
-#include "dsmoe/context.h"
+#include "core/threads.h"
 #include "parallel/same.h"
 #include "parallel/world.h"
 
@@ -40,7 +40,7 @@ bool join_ranks_with_same_arguments(int& threads) {
   arguments.clear();
   for (std::string word; std::getline(file, word, '\0');) arguments += " " + word;
   parallel::require_same(*parallel::world(), {{"the arguments", arguments}});
-  if (threads == 0) threads = parallel::threads_per_rank(Context().threads());
+  if (threads == 0) threads = parallel::threads_per_rank(ThreadPool::default_size());
   return true;
 }
 

@@ -3,6 +3,7 @@
 #include "api/model_impl.h"
 #include "core/fail.h"
 #include "core/json_read.h"
+#include "core/threads.h"
 #include "dsmoe/trainer.h"
 #include "formats/folder_export.h"
 #include "formats/model_source.h"
@@ -74,7 +75,7 @@ std::shared_ptr<const parallel::Mesh> mesh_of(const RunSetup& setup) {
 // Ranks of one machine share its processors, unless mpirun has already given each its own.
 int threads_of(const RunSetup& setup, const parallel::Mesh* mesh) {
   if (mesh == nullptr || setup.threads > 0) return setup.threads;
-  return parallel::threads_per_rank(Context().threads());
+  return parallel::threads_per_rank(ThreadPool::default_size());
 }
 
 }  // namespace

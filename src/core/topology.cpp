@@ -130,12 +130,13 @@ Topology read_topology(const fs::path& root, const std::vector<int>& allowed) {
   return t;
 }
 
-Topology machine_topology() {
+namespace {
+
+Topology this_machine(bool whole) {
   const char* const root = std::getenv("DSMOE_TOPOLOGY");
   std::vector<int> allowed;
-  if (root != nullptr) {
-    allowed = numbers(fs::path(root) / "sys/devices/system/cpu/online");
-  } else {
+  if (root != nullptr || whole) allowed = numbers(fs::path(root != nullptr ? root : "/") / "sys/devices/system/cpu/online");
+  if (root == nullptr && allowed.empty()) {
     // A mask that is too short for the machine is refused.
     for (int size = 1024; size <= 1 << 16; size *= 2) {
       cpu_set_t* const set = CPU_ALLOC(static_cast<std::size_t>(size));
@@ -151,5 +152,10 @@ Topology machine_topology() {
     for (int id = 0; id < std::max(1, static_cast<int>(std::thread::hardware_concurrency())); ++id) allowed.push_back(id);
   return read_topology(root != nullptr ? root : "/", allowed);
 }
+
+}  // namespace
+
+Topology machine_topology() { return this_machine(/*whole=*/false); }
+Topology whole_machine_topology() { return this_machine(/*whole=*/true); }
 
 }  // namespace dsmoe

@@ -26,7 +26,9 @@ struct Topology {
 
 // root: the folder that has sys/ and proc/. allowed: the affinity mask of the thread.
 Topology read_topology(const std::filesystem::path& root, const std::vector<int>& allowed);
-// This machine; DSMOE_TOPOLOGY names another root, for tests.
+// What this process may use of this machine; DSMOE_TOPOLOGY names another root, for tests.
 Topology machine_topology();
+// With the CPUs, too, that its affinity keeps it from.
+Topology whole_machine_topology();
 
 }  // namespace dsmoe

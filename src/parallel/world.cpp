@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <thread>
+
+#include "core/topology.h"
 
 namespace dsmoe::parallel {
 
@@ -28,8 +29,7 @@ int rank_on_this_machine() {
 }
 
 int threads_per_rank(int usable) {
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, std::min(usable, cores / ranks_on_this_machine()));
+  return std::max(1, std::min(usable, whole_machine_topology().default_threads() / ranks_on_this_machine()));
 }
 
 bool started_as_rank() {

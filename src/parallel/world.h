@@ -33,7 +33,8 @@ void link_gpus_of_world();
 // How many of them run on this machine; 1 where it is not known.
 int ranks_on_this_machine();
 int rank_on_this_machine();  // among them; 0 where it is not known
-// Threads for each of them: what this process may use, but no more than its part of the machine.
+// Threads for each of them: what this process may use, but no more than its part of the machine's cores, or of the time
+// that a control group's quota has for all of them.
 int threads_per_rank(int usable);
 
 // Whether the environment is that of one of several processes of a job, as Open MPI, MPICH and Slurm set it.

@@ -1,11 +1,15 @@
 #include "parallel/comm.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <fstream>
 
 #include "parallel/comm_checks.h"
 #include "parallel/same.h"
 #include "parallel/world.h"
 #include "support/expect_error.h"
+#include "support/temp_folder.h"
 #include "support/thread_ranks.h"
 
 namespace dsmoe::parallel {
@@ -84,6 +88,30 @@ TEST(ParallelWorld, OneProcessIsAlone) {
   EXPECT_FALSE(has_world());
   abort_world(1);  // nobody to end
   leave_world();
+}
+
+// A machine of eight cores with two threads each.
+TEST(ParallelWorld, RanksOfOneMachineShareItsCores) {
+  const testing::TempFolder folder;
+  const std::filesystem::path cpus = folder / "sys/devices/system/cpu", groups = folder / "sys/fs/cgroup";
+  const auto file = [](const std::filesystem::path& path, const std::string& text) {
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text << "\n";
+  };
+  file(cpus / "online", "0-15");
+  for (int id = 0; id < 16; ++id)
+    file(cpus / fmt::format("cpu{}", id) / "topology/core_cpus_list", fmt::format("{},{}", id % 8, id % 8 + 8));
+  setenv("DSMOE_TOPOLOGY", folder.path().c_str(), 1);
+  setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
+  EXPECT_EQ(threads_per_rank(8), 4);
+  EXPECT_EQ(threads_per_rank(3), 3) << "mpirun has given each rank three cores";
+  file(folder / "proc/self/cgroup", "0::/");
+  file(groups / "cpu.max", "600000 100000");
+  EXPECT_EQ(threads_per_rank(6), 3) << "the quota is for both";
+  setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "64", 1);
+  EXPECT_EQ(threads_per_rank(6), 1);
+  unsetenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  unsetenv("DSMOE_TOPOLOGY");
 }
 
 #ifndef DSMOE_WITH_MPI
