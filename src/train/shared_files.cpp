@@ -1,5 +1,6 @@
 #include "train/shared_files.h"
 
+#include <exception>
 #include <nlohmann/json.hpp>
 
 #include "core/fail.h"
@@ -41,7 +42,7 @@ void write_together(parallel::Comm& world, const std::vector<io::FilePlace>& pla
     io::PlaceWriter writer;
     write(all, writer);
     writer.finish();
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {  // memory may be short, too
     error = e.what();
   }
   const std::vector<std::string> errors = world.all_gather(error);

@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <mutex>
+#include <new>
 #include <optional>
 
 #include "support/expect_error.h"
@@ -204,6 +205,12 @@ TEST(TrainRanks, ARankThatCannotWrite) {
   std::string text;
   std::ifstream(folder / "made") >> text;
   EXPECT_EQ(text, "a123c56789");
+  run_ranks(2, [&](const std::shared_ptr<Comm>& world) {
+    const auto write = [&](const std::vector<io::FilePlace>&, io::PlaceWriter&) {
+      if (world->rank() == 1) throw std::bad_alloc();  // files are not all that can be short
+    };
+    EXPECT_TRUE(testing::throws_error([&] { write_together(*world, {}, write); }, {"rank 1 cannot write", "bad_alloc"}));
+  });
 }
 
 TEST(TrainRanks, ZeroTakesLessMemory) {
