@@ -61,8 +61,8 @@ Card card_named(const std::string& name) {
   char* unit = nullptr;
   const double number = std::strtod(name.c_str(), &unit);
   const double scale = std::string_view(unit) == "GFLOPS" ? 1e9 : std::string_view(unit) == "TFLOPS" ? 1e12 : 0;
-  if (std::isfinite(number) && number * scale > 0)
-    return {name, number * scale, std::numeric_limits<double>::infinity(), /*gpu=*/false};
+  if (const double flops = number * scale; std::isfinite(flops) && flops >= 1)
+    return {name, flops, std::numeric_limits<double>::infinity(), /*gpu=*/false};
   std::vector<std::string> names;
   for (const DataSheet& c : kCards) names.emplace_back(c.name);
   fail(ErrorCode::kInvalidArgument, "device is \"{}\"; known are {}, and what a CPU reaches, as 230GFLOPS", name,

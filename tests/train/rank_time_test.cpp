@@ -84,7 +84,7 @@ TEST(TrainRankTime, OfCpus) {
   const StepTime t = step_time(config, o, layout, {card, 1e9, 1});
   EXPECT_DOUBLE_EQ(t.total(), t.compute + t.tokens + t.gradients);
   EXPECT_DOUBLE_EQ(t.tokens, rank_traffic(config, o.dtype, layout, 8 * 128).tokens / 1e9);
-  for (const char* name : {"0GFLOPS", "250", "GFLOPS", "nanGFLOPS"})
+  for (const char* name : {"0GFLOPS", "250", "GFLOPS", "nanGFLOPS", "1e308TFLOPS", "1e-320GFLOPS"})
     EXPECT_TRUE(testing::throws_error([&] { card_named(name); }, {"230GFLOPS"})) << name;
 }
 
