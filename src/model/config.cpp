@@ -106,6 +106,9 @@ void check_rope(const ModelConfig& c) {
           "rope_scaling alpha is {}; it must be a number of 1 or more", c.rope_scaling.alpha.value_or(1));
   require(c.rope_scaling.type != RopeScalingType::kDynamic || c.rotary_width() > 2,
           "rope_scaling \"dynamic\" needs a head_dim over 2, found {}", c.rotary_width());
+  if (alpha)  // in f32, which frequencies are computed in and files carry
+    require(c.rope_scaling.base(c.rope_theta, c.rotary_width()) <= std::numeric_limits<float>::max(),
+            "rope_scaling alpha is {}, which makes rope_theta {} infinite", *c.rope_scaling.alpha, c.rope_theta);
   if (c.rope_scaling.type == RopeScalingType::kYarn) check_yarn(c.rope_scaling, c.rope_theta);
 }
 

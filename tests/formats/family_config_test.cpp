@@ -239,6 +239,8 @@ TEST(FamilyConfig, RotaryBaseOfHunyuan) {
   EXPECT_TRUE(refused(rope(R"({"factor": 1.0, "type": "dynamic"})"), {"factor is 1"}));
   EXPECT_TRUE(refused(rope(R"({"alpha": 0.5, "type": "dynamic"})"), {"alpha is 0.5"}));
   EXPECT_TRUE(refused(rope(R"({"alpha": 1e999, "type": "dynamic"})"), {""}));
+  EXPECT_TRUE(refused(rope(R"({"alpha": 1e35, "type": "dynamic"})"), {"alpha is 1e+35", "rope_theta", "infinite"}));
+  EXPECT_TRUE(refused(rope(R"({"alpha": -1, "type": "dynamic"})"), {"alpha is -1"}));
   EXPECT_TRUE(refused(rope(R"({"alpha": 50.0, "factor": 2.0, "type": "linear"})"), {"alpha"}));
   EXPECT_TRUE(refused(R"({"model_type": "qwen3_moe", "rope_scaling": {"alpha": 50.0, "factor": 2.0, "type": "dynamic"}})",
                       {"alpha"}));
