@@ -231,7 +231,8 @@ TEST(FamilyConfig, RotaryBaseOfHunyuan) {
   EXPECT_FALSE(c.rope_scaling.by_length());
   EXPECT_NEAR(c.rope_scaling.base(10000, 128), 11158839.925, 1e-3);
   EXPECT_EQ(read(c.to_json()).rope_scaling, c.rope_scaling);
-  const GqaSpec& a = attention(spec_of(c));
+  const ModelSpec spec = spec_of(c);
+  const GqaSpec& a = attention(spec);
   EXPECT_TRUE(a.qk_norm == QkNorm::kHead && a.norm_turned);
   EXPECT_FALSE(attention(spec_of(ModelConfig::preset("qwen3-30b-a3b"))).norm_turned);
   EXPECT_EQ(read(rope(R"({"alpha": 50.0, "type": "dynamic"})")).rope_scaling.alpha, 50.0);
