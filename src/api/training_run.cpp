@@ -20,11 +20,16 @@ namespace dsmoe::train {
 
 namespace {
 
+// A path may have bytes that are no text.
+std::string fact_of(const nlohmann::ordered_json& value) {
+  return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
 // All that must be the same on every rank. How many threads compute changes no bit.
 parallel::Facts facts_of(const RunSetup& setup) {
   parallel::Facts facts = {{"command", "train"}};
   const auto add = [&](const nlohmann::ordered_json& options) {
-    for (const auto& [name, value] : options.items()) facts.emplace_back(name, value.dump());
+    for (const auto& [name, value] : options.items()) facts.emplace_back(name, fact_of(value));
   };
   add({{"model", setup.model}, {"preset", setup.preset}, {"config", setup.config}, {"out", setup.out}});
   add({{"resume", setup.resume}, {"tokenizer", setup.tokenizer}, {"expert-parallel", setup.expert_parallel}});

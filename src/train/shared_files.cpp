@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/fail.h"
 #include "io/json_text.h"
@@ -17,19 +18,16 @@ nlohmann::ordered_json to_json(const io::TensorSpec& spec) {
 }
 
 std::vector<io::FilePlace> broadcast_places(parallel::Comm& world, const std::vector<io::FilePlace>& places) {
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  std::string file;  // most are in the file of the one before
+  std::string list, file;  // most are in the file of the one before
   for (const io::FilePlace& place : places) {
-    const std::string name = std::filesystem::absolute(place.file).string();
-    list.push_back({name == file ? "" : name, place.offset});
+    const std::string name = std::filesystem::absolute(place.file).string();  // any bytes but 0
+    list += fmt::format("{}{}{}{}", name == file ? "" : name, '\0', place.offset, '\0');
     file = name;
   }
-  const std::string where = "the places in a checkpoint";
+  std::istringstream text(world.broadcast(list, 0));
   std::vector<io::FilePlace> all;
-  for (const auto& entry : json_read::parse(world.broadcast(list.dump(), 0), where)) {
-    const auto name = entry.at(0).get<std::string>();
-    all.push_back({name.empty() ? all.back().file : std::filesystem::path(name), entry.at(1).get<std::uint64_t>()});
-  }
+  for (std::string name, offset; std::getline(text, name, '\0') && std::getline(text, offset, '\0');)
+    all.push_back({name.empty() ? all.back().file : std::filesystem::path(name), std::stoull(offset)});
   return all;
 }
 
