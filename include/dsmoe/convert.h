@@ -16,7 +16,7 @@ struct ConvertOptions {
   // What the weights are stored as: "f32", "f16", "bf16", or "auto", as they are (f32 where they are quantized). In a GGUF
   // file also, from largest to smallest, "q8_0", "q6_k", "q5_0", "q4_k_m", "q4_k", "q4_0".
   std::string type = "auto";
-  int threads = 0;                // 0: one per core
+  int threads = 0;                // 0: one per physical core
   std::uint64_t shard_bytes = 0;  // of one safetensors file at most; 0: the library's default
   bool overwrite = false;         // replace a model that is already there
 

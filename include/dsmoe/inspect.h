@@ -21,7 +21,7 @@ struct InspectOptions {
   Index context = 0;           // 0: the model's max_position_embeddings
   Index sample = 2000;         // tokens of sample text in the page
   std::optional<KvType> kv_type;
-  int threads = 0;                 // 0: one per core
+  int threads = 0;                 // 0: one per physical core
   const Model* against = nullptr;  // compare the routing with this model's on the same tokens
   std::string name, against_name;  // of the models, in the report; "": from their paths
 

@@ -264,8 +264,8 @@ class Model:
     """A language model with its tokenizer, from a Hugging Face folder or a GGUF file. Threads may share it.
 
     Options are those of docs/options.md, with _ for -: device ("cpu", "cuda"; None: a GPU if there is one and the model fits
-    it), dtype, load. `threads` is the number of CPU threads of the model's calls (0: one per core); results do not depend
-    on it.
+    it), dtype, load. `threads` is the number of CPU threads of the model's calls (0: one per physical core); results do
+    not depend on it.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, device: str | None = None, threads: int = 0, **options: Any) -> None:
