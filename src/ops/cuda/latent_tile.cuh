@@ -35,7 +35,8 @@ __device__ __forceinline__ void store_words(std::uint32_t address, const uint4& 
                : "memory");
 }
 
-// The natural logarithm in one instruction of the special function unit: within 2^-22 of it near 1, as a share of it elsewhere.
+// The natural logarithm in one instruction of the special function unit: within 2^-22 of it near 1, as a share of it
+// elsewhere.
 __device__ __forceinline__ float log_of(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
