@@ -31,6 +31,8 @@ std::string note_of(const train::StepRecord& r, double flops_per_token, double p
   if (r.evaluation) note += fmt::format(" (held out {:.3f})", r.evaluation->loss);
   if (aux != 0) note += fmt::format(", aux {:.2g}", aux);
   note += fmt::format(", lr {:.2g}, {} tok/s", r.result.rate, thousands(static_cast<std::int64_t>(r.tokens_per_second)));
+  if (r.result.slowest_rank >= 0)
+    note += fmt::format(", ranks wait {:.0f}%, slowest {}", 100 * r.waited_share, r.result.slowest_rank);
   const double flops = r.tokens_per_second * flops_per_token;
   return note + (peak > 0 ? fmt::format(", {:.0f}% of peak", 100 * flops / peak) : ", " + human_flops(flops) + "/s");
 }

@@ -83,6 +83,9 @@ struct StepResult {
   Index tokens = 0;       // inputs
   // Largest and smallest load of any expert in any layer, relative to the mean (1: even); 0 without MoE layers.
   double load_max = 0, load_min = 0;
+  // With mpirun: seconds that all ranks together waited for others, and the rank that waited least, which is the slowest.
+  double waited = 0;
+  Index slowest_rank = -1;
 };
 
 struct Evaluation {
@@ -105,6 +108,7 @@ struct StepRecord {
   StepResult result;
   Index tokens = 0;  // so far
   double tokens_per_second = 0;
+  double waited_share = 0;               // of the time of all ranks
   std::optional<Evaluation> evaluation;  // after the step
 };
 

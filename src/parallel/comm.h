@@ -91,6 +91,9 @@ class Comm {
 
   // Bytes that this rank has sent to others so far, through this group.
   std::uint64_t bytes_sent() const { return bytes_sent_; }
+  // Seconds that this rank has waited so far for others and for bytes on their way, in all groups of its job. What a GPU
+  // waits for is not seen here.
+  virtual double seconds_waited() const { return 0; }
 
  protected:
   Comm(int rank, int size) : rank_(rank), size_(size) {}

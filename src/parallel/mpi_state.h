@@ -23,6 +23,7 @@ struct MpiState {
   int rank = 0, size = 1;
   bool initialized_here = false;
   int next_tag = 1;                 // of groups
+  double waited = 0;                // seconds, by the thread that computes
   std::vector<std::string> places;  // of each rank: "process 123 on HOST"
   std::shared_ptr<GpuLink> gpus;    // null: their bytes go by the memory of the machines
 

@@ -72,6 +72,7 @@ class MpiPending : public Comm::Pending {
   }
 
   void wait() override {
+    const auto began = std::chrono::steady_clock::now();
     settle();
     for (int round = 0; !arrived(); ++round) {
       if (state_.lost >= 0) fail(ErrorCode::kIo, "{}", state_.lost_line());
@@ -82,6 +83,7 @@ class MpiPending : public Comm::Pending {
         std::this_thread::sleep_for(std::chrono::microseconds(std::min(20 + round / 64, 200)));
       }
     }
+    state_.waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   }
 
  private:
@@ -156,6 +158,7 @@ class MpiGroup : public Comm {
     count_sent(to);
     return state_->gpus->start_exchange(ctx, ranks_, rank(), to, from);
   }
+  double seconds_waited() const override { return state_->waited; }
 
  protected:
   std::shared_ptr<Comm> subgroup(const std::vector<int>& ranks) override {

@@ -1,5 +1,6 @@
 #include "train/loop.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <fstream>
@@ -103,7 +104,9 @@ class Loop {
     ++result_.steps;
     record.tokens = state.tokens;
     const double time = now();
-    record.tokens_per_second = static_cast<double>(record.result.tokens) / (time - std::exchange(last_, time));
+    const double seconds = time - std::exchange(last_, time);
+    record.tokens_per_second = static_cast<double>(record.result.tokens) / seconds;
+    if (world_) record.waited_share = std::min(1.0, record.result.waited / (seconds * world_->size()));
     const Index done = record.step + 1;
     new_best_ = false;
     if (evaluation_due(done)) {
@@ -154,6 +157,10 @@ class Loop {
                                                           {"train/tokens_per_second", r.tokens_per_second},
                                                           {"experts/load_max", r.result.load_max},
                                                           {"experts/load_min", r.result.load_min}};
+    if (world_) {
+      values.emplace_back("ranks/waited_share", r.waited_share);
+      values.emplace_back("ranks/slowest", static_cast<double>(r.result.slowest_rank));
+    }
     if (r.evaluation) {
       values.emplace_back("eval/loss", r.evaluation->loss);
       for (const auto& [name, loss] : r.evaluation->domains) values.emplace_back("eval/loss_" + name, loss);

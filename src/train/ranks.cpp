@@ -40,10 +40,16 @@ void add_up_targets(parallel::Comm& comm, StepSums& s) {
   s.tokens = counts[0], s.targets = counts[1];
 }
 
-void add_up_rest(parallel::Comm& comm, StepSums& s) {
-  double balance[] = {s.balance.sequence, s.balance.batch, s.balance.device, s.balance.router_z};
-  comm.all_reduce(std::span<double>(balance));
-  s.balance = {balance[0], balance[1], balance[2], balance[3]};
+void add_up_rest(parallel::Comm& comm, StepSums& s, double waited) {
+  std::vector<double> sums = {s.balance.sequence, s.balance.batch, s.balance.device, s.balance.router_z};
+  const auto waits = static_cast<std::ptrdiff_t>(sums.size());  // one number per rank, in the same message
+  sums.resize(sums.size() + static_cast<std::size_t>(comm.size()));
+  sums[static_cast<std::size_t>(waits + comm.rank())] = waited;
+  comm.all_reduce(std::span(sums));
+  s.balance = {sums[0], sums[1], sums[2], sums[3]};
+  s.waited = 0;
+  for (auto of_rank = sums.begin() + waits; of_rank != sums.end(); ++of_rank) s.waited += *of_rank;
+  s.slowest_rank = std::min_element(sums.begin() + waits, sums.end()) - (sums.begin() + waits);
   std::vector<std::int64_t> load;
   for (const auto& layer : s.load) load.insert(load.end(), layer.begin(), layer.end());
   comm.all_reduce(std::span(load));

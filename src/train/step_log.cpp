@@ -64,6 +64,11 @@ void StepLog::add(const StepRecord& r) {
                                    {"aux_device", b.device},
                                    {"aux_router_z", b.router_z}})
     if (loss != 0) entry[name] = loss;
+  if (r.result.slowest_rank >= 0) {
+    entry["ranks_waited"] = r.result.waited;
+    entry["ranks_waited_share"] = r.waited_share;
+    entry["slowest_rank"] = r.result.slowest_rank;
+  }
   if (r.evaluation) {
     entry["eval_loss"] = r.evaluation->loss;
     if (!r.evaluation->domains.empty()) {

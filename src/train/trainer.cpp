@@ -183,7 +183,8 @@ void Trainer::settle_losses(Flight& flight) {
     add(sums.balance, r.balance, 1.0 / static_cast<double>(flight.passes.size()));
     add(sums.load, r.load);
   }
-  if (mesh_) add_up_rest(*mesh_->world, sums);
+  if (mesh_) add_up_rest(*mesh_->world, sums, wait_.gathered(*mesh_->world));
+  flight.result.waited = sums.waited, flight.result.slowest_rank = sums.slowest_rank;
   flight.result.tokens = sums.tokens, flight.result.balance = sums.balance;
   for (const double loss : sums.pass_losses) flight.result.loss += loss / static_cast<double>(sums.targets);
   set_load_extremes(sums.load, flight.result);
@@ -207,6 +208,7 @@ void Trainer::launch(std::span<const Batch> passes) {
   std::unique_ptr<Flight> flight = flight_of(passes);
   flight->result.rate = learning_rate(schedule_, options_.lr, options_.warmup_steps, step_,
                                       options_.schedule_steps > 0 ? options_.schedule_steps : options_.steps);
+  if (mesh_) wait_.begin(*mesh_->world);
   try {
     launch_passes(*flight);
     if (!runs_ahead_) settle_losses(*flight);
@@ -222,6 +224,7 @@ void Trainer::launch(std::span<const Batch> passes) {
   }
   update(flight->result);
   if (options_.bias_update_speed > 0) update_selection_bias(flight->sums.load);
+  if (mesh_) wait_.end(*mesh_->world);
   flights_.push_back(std::move(flight));
   ++step_;
 }

@@ -106,6 +106,7 @@ class Trainer {
   Index step_ = 0;
   bool runs_ahead_;
   Tensor scale_;  // of ops::clip_scale()
+  StepWait wait_;
   std::deque<std::unique_ptr<Flight>> flights_;
   std::unique_ptr<Flight> landed_;  // for the next launch
 };

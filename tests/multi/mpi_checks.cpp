@@ -58,6 +58,19 @@ void check_given_up(Comm& comm) {
   std::this_thread::sleep_for(std::chrono::seconds(120));
 }
 
+// Whoever waits for a rank counts it, in any group.
+void check_waited(Comm& comm) {
+  constexpr double kLate = 0.3;  // seconds
+  const bool late = comm.rank() + 1 == comm.size();
+  const std::shared_ptr<Comm> group = comm.split(0);
+  comm.barrier();
+  const double before = comm.seconds_waited();
+  if (late) std::this_thread::sleep_for(std::chrono::duration<double>(kLate));
+  group->barrier();
+  EXPECT_EQ(group->seconds_waited(), comm.seconds_waited());
+  if (!late) EXPECT_GT(comm.seconds_waited() - before, 0.8 * kLate);
+}
+
 TEST(MpiChecks, Rank) {
   if (task == "refused") {  // by every call, not only the first
     for (int i = 0; i < 2; ++i) EXPECT_TRUE(testing::throws_error([] { world(); }, {"rank 1 has program "}));
@@ -67,6 +80,7 @@ TEST(MpiChecks, Rank) {
   const std::shared_ptr<Comm> comm = world();
   if (task == "all") {
     test::check_all(comm);
+    check_waited(*comm);
     comm->barrier();
     if (comm->rank() == 0) std::cerr << "checked " + std::to_string(comm->size()) + " ranks\n";
   } else if (task == "lengths") {

@@ -82,6 +82,38 @@ TEST(MultiTrain, OneTraining) {
   }
 }
 
+// What ranks waited is in what the first of them writes, and nothing of it without mpirun.
+TEST(MultiTrain, WaitingIsLogged) {
+  SKIP_WITHOUT_MPIRUN();
+  const TempFolder folder;
+  const auto lines_of = [](const std::filesystem::path& out) {
+    std::vector<nlohmann::json> lines;
+    std::ifstream file(out / "log.jsonl");
+    for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+    return lines;
+  };
+  const RanksResult r = train_ranks(3, folder / "run", {"--expert-parallel", "3"});
+  ASSERT_EQ(r.status, 0) << r.err;
+  EXPECT_TRUE(r.err_has("ranks wait ")) << r.err;
+  const std::vector<nlohmann::json> steps = lines_of(folder / "run");
+  ASSERT_EQ(steps.size(), 6u);
+  double waited = 0;
+  for (const nlohmann::json& step : steps) {
+    waited += step["ranks_waited"].get<double>();
+    EXPECT_GE(step["ranks_waited_share"], 0.0);
+    EXPECT_LE(step["ranks_waited_share"], 1.0);
+    EXPECT_GE(step["slowest_rank"], 0);
+    EXPECT_LT(step["slowest_rank"], 3);
+  }
+  EXPECT_GT(waited, 0);
+  EXPECT_LT(waited, 3 * r.seconds);
+  const ProgramResult alone = run_program(train(folder / "one"));
+  EXPECT_FALSE(alone.err_has("ranks wait")) << alone.err;
+  for (const nlohmann::json& step : lines_of(folder / "one")) {
+    EXPECT_FALSE(step.contains("ranks_waited") || step.contains("slowest_rank")) << step;
+  }
+}
+
 TEST(MultiTrain, OverlapAndZeroChangeNoBit) {
   SKIP_WITHOUT_MPIRUN();
   const TempFolder folder;

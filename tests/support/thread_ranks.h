@@ -1,6 +1,7 @@
 // Ranks as threads of one process, for tests of what ranks do together that need no mpirun, and run under the sanitizers.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <exception>
@@ -41,6 +42,7 @@ class ThreadComm : public parallel::Comm {
     void wait() override {
       Mail& mail = *comm_.mail_;
       std::unique_lock lock(mail.mutex);
+      const auto began = std::chrono::steady_clock::now();
       for (std::size_t r = 0; r < from_.size(); ++r) {
         if (from_[r].empty()) continue;
         auto& messages = mail.boxes[{comm_.group_, static_cast<int>(r), comm_.rank()}].messages;
@@ -51,6 +53,7 @@ class ThreadComm : public parallel::Comm {
         std::memcpy(from_[r].data(), message.data(), message.size());
         messages.erase(numbers[r]);
       }
+      *comm_.waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     }
 
     std::vector<int> numbers;  // of the messages that are waited for, by rank
@@ -61,8 +64,10 @@ class ThreadComm : public parallel::Comm {
   };
 
   using Comm::start_exchange;
-  ThreadComm(std::shared_ptr<Mail> mail, int group, int rank, int size)
-      : Comm(rank, size), mail_(std::move(mail)), group_(group) {}
+  ThreadComm(std::shared_ptr<Mail> mail, int group, int rank, int size,
+             std::shared_ptr<double> waited = std::make_shared<double>())
+      : Comm(rank, size), mail_(std::move(mail)), group_(group), waited_(std::move(waited)) {}
+  double seconds_waited() const override { return *waited_; }
 
   std::unique_ptr<Pending> start_exchange(std::span<const parallel::ConstBytes> to,
                                           std::span<const parallel::Bytes> from) override {
@@ -87,12 +92,13 @@ class ThreadComm : public parallel::Comm {
     while (ranks[static_cast<std::size_t>(at)] != rank()) ++at;
     // The same on all members, and no other group's.
     const int group = group_ * 64 + ++splits_ * 8 + ranks.front() + 1;
-    return std::make_shared<ThreadComm>(mail_, group, at, static_cast<int>(ranks.size()));
+    return std::make_shared<ThreadComm>(mail_, group, at, static_cast<int>(ranks.size()), waited_);
   }
 
  private:
   std::shared_ptr<Mail> mail_;
   int group_, splits_ = 0;
+  std::shared_ptr<double> waited_;  // of all groups of this rank
 };
 
 // fn(comm) on `size` threads, one per rank; what one of them throws is thrown here.

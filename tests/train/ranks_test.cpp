@@ -290,6 +290,39 @@ TEST(TrainRanks, ANumberThatIsNotFinite) {
   EXPECT_TRUE(testing::throws_error([&] { train(task, {2, 2}); }, {"step ", "try a lower lr"}, ErrorCode::kNumeric));
 }
 
+// The rank that the others wait for is named, and how long they did, whether by a group of experts or by all.
+TEST(TrainRanks, TheSlowestRankIsNamed) {
+  for (const Index group : {1, 3}) {
+    TrainOptions options = small_options();
+    options.batch_size = 3;
+    std::vector<StepResult> results(3);
+    run_ranks(3, [&](const std::shared_ptr<Comm>& world) {
+      Context ctx(1);
+      const auto mesh = std::make_shared<Mesh>(parallel::make_mesh(world, group));
+      Trainer trainer(ctx, small_config(), random_weights(small_config(), 1, options.dtype, ctx), options, mesh);
+      const Batch mine = Walks().batch(world->rank(), 1);
+      trainer.step(std::span(&mine, 1));
+      constexpr double kLate = 0.5;  // seconds; a step takes some milliseconds
+      const Index slow = 1;
+      if (world->rank() == slow) std::this_thread::sleep_for(std::chrono::duration<double>(kLate));
+      const StepResult late = trainer.step(std::span(&mine, 1));
+      EXPECT_EQ(late.slowest_rank, slow);
+      EXPECT_GT(late.waited, 0.8 * 2 * kLate);
+      // An evaluation is not a part of a step.
+      const Walks data;
+      if (world->rank() == slow) std::this_thread::sleep_for(std::chrono::duration<double>(kLate));
+      static_cast<void>(trainer.evaluate(data, 3));
+      const StepResult next = trainer.step(std::span(&mine, 1));
+      EXPECT_LT(next.waited, late.waited);
+      results[static_cast<std::size_t>(world->rank())] = next;
+    });
+    for (const StepResult& r : results) {
+      EXPECT_EQ(r.waited, results[0].waited);
+      EXPECT_EQ(r.slowest_rank, results[0].slowest_rank);
+    }
+  }
+}
+
 // Every rank knows the newest checkpoint, though only one writes it.
 TEST(TrainRanks, AllNameTheLastGoodCheckpoint) {
   const testing::TempFolder folder;
