@@ -157,5 +157,49 @@ TEST(MultiFaults, AFullDisk) {
   }
 }
 
+// The script of docs/howto/train-on-many.md, with an mpirun that adds what this machine and a short run need, and a dsmoe
+// of which one rank, once, is killed when there is a checkpoint.
+TEST(MultiFaults, TheDocumentedScriptGoesOn) {
+  SKIP_WITHOUT_MPIRUN();
+  std::ifstream page(DSMOE_SOURCE_DIR "/docs/howto/train-on-many.md");
+  const std::string text{std::istreambuf_iterator<char>(page), {}};
+  const std::size_t begin = text.find("#!/bin/bash\ntrap"), end = text.find("```", begin);
+  ASSERT_NE(end, std::string::npos);
+  const TempFolder folder;
+  std::filesystem::create_directories(folder / "bin");
+  const std::filesystem::path dsmoe = folder / "bin" / "dsmoe";
+  std::ofstream(folder / "script") << text.substr(begin, end - begin);
+  std::ofstream(dsmoe) << "#!/bin/bash\n"
+                          "if [ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && [ ! -e killed ]; then\n"
+                          "  (until [ -e run/last ] || ! kill -0 $$; do sleep 0.02; done; touch killed; kill -KILL $$) &\n"
+                          "fi\n"
+                          "exec " DSMOE_PROGRAM " \"$@\"\n";
+  std::filesystem::permissions(dsmoe, std::filesystem::perms::owner_all);
+  std::string mpirun;
+  for (const std::string& word : Ranks::mpirun_here()) mpirun += word + " ";
+  std::ofstream(folder / "start")
+      << "cd '" << folder.path().string() << "'\n"
+      << "mpirun() {\n"
+         "  echo started >> starts\n"
+         "  local steps=100000\n"
+         "  [ -e killed ] && steps=$(($(wc -l < run/log.jsonl) + 2))\n"
+         "  command "
+      << mpirun
+      << "\"$@\" --steps $steps --save-every 2 --seq-len 16 --eval-every 0 --holdout 0 --threads 1\n"
+         "}\n"
+         "export -f mpirun\n"
+         "PATH=\"$PWD/bin:$PATH\" timeout 100 bash script > out 2> err\n";
+  const int status = std::system(("bash '" + (folder / "start").string() + "'").c_str());
+  const auto text_of = [&](const char* name) {
+    std::ifstream file(folder / name);
+    return std::string{std::istreambuf_iterator<char>(file), {}};
+  };
+  EXPECT_EQ(status, 0) << text_of("err");
+  EXPECT_TRUE(std::filesystem::exists(folder / "killed"));
+  EXPECT_EQ(text_of("starts"), "started\nstarted\n");
+  EXPECT_NE(text_of("err").find("resuming after"), std::string::npos) << text_of("err");
+  EXPECT_NE(text_of("out").find("Done after"), std::string::npos) << text_of("out");
+}
+
 }  // namespace
 }  // namespace dsmoe

@@ -39,14 +39,7 @@ class Ranks {
       : Ranks(with_count(count, command), mpirun_options) {}
   // Several programs side by side: what follows mpirun's options, with "-n N" and ":".
   Ranks(const std::vector<std::string>& commands, const std::vector<std::string>& mpirun_options) {
-    std::vector<std::string> words = {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"};
-    // Shared memory alone; no look at other hosts. A container may forbid reading another process' memory.
-    for (const char* option : {"btl=self,vader", "btl_vader_single_copy_mechanism=none", "plm=isolated",
-                               "oob_tcp_if_include=lo", "orte_base_help_aggregate=1"}) {
-      const std::string text = option;
-      const std::size_t at = text.find('=');
-      words.insert(words.end(), {"--mca", text.substr(0, at), text.substr(at + 1)});
-    }
+    std::vector<std::string> words = mpirun_here();
     words.insert(words.end(), mpirun_options.begin(), mpirun_options.end());
     words.insert(words.end(), commands.begin(), commands.end());
     std::vector<char*> argv;
@@ -63,6 +56,18 @@ class Ranks {
   }
   ~Ranks() {
     if (pid_ > 0) wait();
+  }
+
+  static std::vector<std::string> mpirun_here() {
+    std::vector<std::string> words = {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"};
+    // Shared memory alone; no look at other hosts. A container may forbid reading another process' memory.
+    for (const char* option : {"btl=self,vader", "btl_vader_single_copy_mechanism=none", "plm=isolated",
+                               "oob_tcp_if_include=lo", "orte_base_help_aggregate=1"}) {
+      const std::string text = option;
+      const std::size_t at = text.find('=');
+      words.insert(words.end(), {"--mca", text.substr(0, at), text.substr(at + 1)});
+    }
+    return words;
   }
 
   static std::vector<std::string> with_count(int count, const std::vector<std::string>& command) {
