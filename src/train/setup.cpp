@@ -17,10 +17,22 @@ namespace dsmoe::train {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+// Of experts: the ranks that share them out, or the devices that a loss is balanced over.
+Index groups_of(const RunSetup& setup) {
+  return setup.expert_parallel > 1 ? setup.expert_parallel : setup.balance.devices.value_or(1);
+}
+
+}  // namespace
+
 void RunSetup::validate() const {
   validate_options(*this);
   train.validate();  // the options that are given; those of a checkpoint are looked at when they are read
   balance.validate();
+  require(!balance.max_groups || groups_of(*this) > 1,
+          "max-groups is {}, but there is one group of experts; give expert-parallel or devices",
+          balance.max_groups.value_or(0));
   require(!out.empty(), "out is empty; give a folder for the checkpoints and logs");
   require(!model.empty() + !preset.empty() + !config.empty() <= 1, "give only one of model, preset and config");
 }
@@ -98,10 +110,7 @@ void change_config(const RunSetup& setup, const TrainOptions& options, ModelConf
   if (balance.router_z_loss) c.router_z_loss_alpha = *balance.router_z_loss;
   if (options.bias_update_speed > 0) c.topk_method = "noaux_tc";
   if (balance.max_groups) {
-    const Index groups = setup.expert_parallel > 1 ? setup.expert_parallel : balance.devices.value_or(1);
-    require(groups > 1, "max-groups is {}, but there is one group of experts; give expert-parallel or devices",
-            *balance.max_groups);
-    c.n_group = groups, c.topk_group = *balance.max_groups;
+    c.n_group = groups_of(setup), c.topk_group = *balance.max_groups;
     if (c.topk_method == "greedy") c.topk_method = "group_limited_greedy";
   }
   c.validate();

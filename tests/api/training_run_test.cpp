@@ -108,9 +108,13 @@ TEST(ApiTrainingRun, RefusesBeforeAnythingIsMade) {
   setup.train.batch_size = 1;
   setup.balance.devices = 0;
   EXPECT_TRUE(testing::throws_error([&] { TrainingRun run(setup); }, {"devices is 0; it must be at least 1"}));
+  setup.balance.devices.reset();
+  setup.balance.max_groups = 2;
+  EXPECT_TRUE(
+      testing::throws_error([&] { TrainingRun run(setup); }, {"max-groups is 2, but there is one group of experts"}));
   EXPECT_FALSE(std::filesystem::exists(folder / "run"));
   if (device::available()) return;
-  setup.balance.devices.reset();
+  setup.balance.max_groups.reset();
   setup.device = Device::kCuda;
   EXPECT_TRUE(testing::throws_error([&] { TrainingRun run(setup); }, {"CUDA"}));
   EXPECT_FALSE(std::filesystem::exists(folder / "run"));

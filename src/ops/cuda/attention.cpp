@@ -6,6 +6,7 @@
 
 #include "core/fail.h"
 #include "core/log.h"
+#include "ops/cuda/add_norm.h"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/heuristics.h"
 #include "ops/cuda/latent.h"
@@ -79,13 +80,8 @@ bool project_and_store(Context& ctx, const AddNorm& in, const QkvWeights& w, con
     return false;
   log("launch", "project_and_store T=1 K={} N={}+{}+{} normed", s.inner, w.q.dim(0), w.k.dim(0), w.v.dim(0));
   Tensor sum = ctx.empty(DType::kF32, in.x.shape());
-  const gpu::AddNormRow<__nv_bfloat16> norm{static_cast<const __nv_bfloat16*>(in.y.raw()),
-                                            static_cast<const float*>(in.x.raw()),
-                                            static_cast<const __nv_bfloat16*>(in.weight.raw()),
-                                            static_cast<float*>(sum.raw_mutable()),
-                                            in.eps,
-                                            s.inner};
-  gpu::hopper::project_few(s, norm, matrices_of(w, q, k_cache, v_cache), turn_of(angles, slices), ctx.stream());
+  gpu::hopper::project_few(s, gpu::add_norm_row<__nv_bfloat16>(in, sum), matrices_of(w, q, k_cache, v_cache),
+                           turn_of(angles, slices), ctx.stream());
   in.x = sum;
   return true;
 }

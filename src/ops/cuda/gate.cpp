@@ -9,6 +9,7 @@
 #include "core/fail.h"
 #include "core/fault.h"
 #include "core/log.h"
+#include "ops/cuda/add_norm.h"
 #include "ops/cuda/hopper.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/packed.h"
@@ -182,10 +183,8 @@ std::optional<Gated> gate(Context& ctx, const MoeConfig& c, const AddNorm& x, co
       shared, c.experts_per_token);
   h = ctx.empty(x.dtype, x.x.shape());
   Tensor sum = ctx.empty(DType::kF32, x.x.shape());
-  const gpu::AddNormRow<float> norm{in<float>(x.y),  in<float>(x.x), in<gpu::hopper::bf16>(x.weight),
-                                    out<float>(sum), x.eps,          static_cast<int>(c.hidden_size)};
-  gpu::hopper::route_one(c, sizes, {nullptr, weight.raw(), bias_of(c, bias), x.dtype, 1}, norm, out<gpu::hopper::bf16>(h),
-                         view_of(ctx, c, g.chosen), gpu::view_of(g.plan), ctx.stream());
+  gpu::hopper::route_one(c, sizes, {nullptr, weight.raw(), bias_of(c, bias), x.dtype, 1}, gpu::add_norm_row<float>(x, sum),
+                         out<gpu::hopper::bf16>(h), view_of(ctx, c, g.chosen), gpu::view_of(g.plan), ctx.stream());
   x.x = sum;
   return g;
 }

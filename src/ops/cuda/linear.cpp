@@ -6,6 +6,7 @@
 
 #include "core/fail.h"
 #include "core/log.h"
+#include "ops/cuda/add_norm.h"
 #include "ops/cuda/heuristics.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/linear.h"
@@ -88,13 +89,7 @@ bool linear(Context& ctx, const AddNorm& in, std::span<const Projection> project
   }
   log("launch", "linear path=hopper T=1 K={} matrices={} normed", s.inner, matrices.size());
   Tensor sum = ctx.empty(DType::kF32, in.x.shape());
-  const gpu::AddNormRow<__nv_bfloat16> norm{static_cast<const __nv_bfloat16*>(in.y.raw()),
-                                            static_cast<const float*>(in.x.raw()),
-                                            static_cast<const __nv_bfloat16*>(in.weight.raw()),
-                                            static_cast<float*>(sum.raw_mutable()),
-                                            in.eps,
-                                            s.inner};
-  gpu::hopper::linear_few(s, norm, matrices, ctx.stream());
+  gpu::hopper::linear_few(s, gpu::add_norm_row<__nv_bfloat16>(in, sum), matrices, ctx.stream());
   in.x = sum;
   return true;
 }
