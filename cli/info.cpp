@@ -46,6 +46,7 @@ std::vector<std::string> features() {
   if (f.avx512) list.emplace_back("AVX-512");
   if (f.avx512_bf16) list.emplace_back("AVX-512 BF16");
   if (f.avx512_vnni) list.emplace_back("AVX-512 VNNI");
+  if (f.amx) list.emplace_back("AMX");
   return list;
 }
 

@@ -11,6 +11,7 @@ struct CpuFeatures {
   bool avx512 = false;       // F, BW, DQ, VL
   bool avx512_bf16 = false;  // dot products of bf16 pairs
   bool avx512_vnni = false;  // dot products of int8 quadruples
+  bool amx = false;          // tiles of int8 and bf16 products, which the system has let this process use
 };
 
 const CpuFeatures& cpu_features();

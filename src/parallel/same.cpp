@@ -72,7 +72,11 @@ void require_same(Comm& comm, const Facts& facts, const char* advice) {
 
 Facts program_facts() {
   const CpuFeatures& cpu = cpu_features();
-  const char* const set = cpu.avx512_bf16 ? "avx512-bf16" : cpu.avx512 ? "avx512" : cpu.avx2 ? "avx2" : "generic";
+  const char* const set = cpu.amx           ? "amx"
+                          : cpu.avx512_bf16 ? "avx512-bf16"
+                          : cpu.avx512      ? "avx512"
+                          : cpu.avx2        ? "avx2"
+                                            : "generic";
   return {{"program", program_hash()}, {"instruction set", fmt::format("{}{}", set, cpu.avx512_vnni ? "-vnni" : "")}};
 }
 

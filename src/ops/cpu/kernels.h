@@ -40,13 +40,18 @@ struct AdamStep {
 };
 
 struct QuantKernels;
+struct QuantTiles;
+struct Bf16Tiles;
 
 struct KernelTable {
   const char* name;
-  const QuantKernels* quant = nullptr;  // products with quantized weights; set in kernels.cpp
-  int mr;                               // rows of the largest tile
-  int nr;                               // columns of a tile, and the width of a column panel
-  bool bf16_dot;                        // has dot products of bf16 pairs; else bf16 operands are widened to f32 first
+  // Set in kernels.cpp: products with quantized weights, and those of processors that multiply tiles, or null.
+  const QuantKernels* quant = nullptr;
+  const QuantTiles* quant_tiles = nullptr;
+  const Bf16Tiles* bf16_tiles = nullptr;
+  int mr;         // rows of the largest tile
+  int nr;         // columns of a tile, and the width of a column panel
+  bool bf16_dot;  // has dot products of bf16 pairs; else bf16 operands are widened to f32 first
 
   // c[m, n] = a · b (or += with accumulate), a: row panel of width m <= mr, b: column panel of width nr.
   // Units are f32, or pairs of bf16 in the second. `ahead` are runs of memory to fetch into the cache meanwhile.
@@ -117,8 +122,8 @@ struct KernelTable {
   float (*read)(Index n, const float* x);  // a sum, to measure how fast memory is read
 };
 
-// The best table for this processor, or the one that DSMOE_CPU_ISA names (avx512bf16, avx512vnni, avx512, avxvnni, avx2,
-// generic).
+// The best table for this processor, or the one that DSMOE_CPU_ISA names (amx, avx512bf16, avx512vnni, avx512, avxvnni,
+// avx2, generic).
 const KernelTable& kernels();
 
 // Tables compiled into this build that this processor can run, best first; for tests and `dsmoe info`.
