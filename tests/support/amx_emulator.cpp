@@ -18,8 +18,8 @@ namespace {
 enum class Kind { kLoadConfig, kStoreConfig, kRelease, kZero, kLoad, kStore, kDotBytes, kDotBf16 };
 
 struct Operation {
-  Kind kind;
-  const char* name;
+  Kind kind = Kind::kRelease;
+  const char* name = "";
   bool a_is_signed = false, b_is_signed = false;
 };
 
@@ -117,6 +117,7 @@ bool read_address(const unsigned char* code, const Prefix& prefix, const greg_t*
 // Three bytes of VEX, the opcode, ModRM. What else stands before is for other segments and sizes of addresses.
 bool decode(const unsigned char* code, const greg_t* registers, Instruction& to) {
   if (code[0] != 0xc4) return false;
+  to = {};
   const Prefix prefix(code);
   if (prefix.map != 2 || prefix.w || prefix.l || !operation_of(code[3], prefix.pp, code[4], to.operation)) return false;
   const bool is_dot = to.operation.kind == Kind::kDotBytes || to.operation.kind == Kind::kDotBf16;
@@ -159,13 +160,17 @@ void pass_on(int signal, siginfo_t* info, void* context) {
   if (sent) ::raise(signal);  // else the instruction is tried again when we return, and ends the process
 }
 
+// Tile instructions often follow one another, and a signal takes longer than any of them: what follows is done at once. The
+// processor would read it next, so it can be read.
 void on_sigill(int signal, siginfo_t* info, void* context) {
   greg_t* const registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+  const auto next = [&] { return reinterpret_cast<const unsigned char*>(registers[REG_RIP]); };
   Instruction at;
-  if (info->si_code <= 0 || !decode(reinterpret_cast<const unsigned char*>(registers[REG_RIP]), registers, at))
-    return pass_on(signal, info, context);
-  execute(at);
-  registers[REG_RIP] += at.length;
+  if (info->si_code <= 0 || !decode(next(), registers, at)) return pass_on(signal, info, context);
+  do {
+    execute(at);
+    registers[REG_RIP] += at.length;
+  } while (decode(next(), registers, at));
 }
 
 // Then some tile instructions run and others do not, as long as the system has not let the process use tiles.
