@@ -42,8 +42,10 @@ bool may_use_amx() {
 }  // namespace
 #endif
 
-const CpuFeatures& cpu_features() {
-  static const CpuFeatures features = [] {
+namespace {
+
+CpuFeatures& the_features() {
+  static CpuFeatures features = [] {
     CpuFeatures f;
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -59,6 +61,11 @@ const CpuFeatures& cpu_features() {
   }();
   return features;
 }
+
+}  // namespace
+
+const CpuFeatures& cpu_features() { return the_features(); }
+void assume_cpu_features(const CpuFeatures& features) { the_features() = features; }
 
 std::string cpu_name() {
   std::ifstream info("/proc/cpuinfo");

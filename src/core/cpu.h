@@ -15,6 +15,11 @@ struct CpuFeatures {
 };
 
 const CpuFeatures& cpu_features();
+
+// For programs that execute in software what the processor lacks, as tests do: what cpu_features() says from now on. To be
+// called before anything of the library runs, since kernels are chosen once.
+void assume_cpu_features(const CpuFeatures& features);
+
 std::string cpu_name();  // "AMD EPYC ...", or the architecture when the name is unknown
 
 }  // namespace dsmoe
