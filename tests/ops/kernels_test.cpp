@@ -92,8 +92,8 @@ TEST_P(Kernels, ARowOfAProductDoesNotDependOnTheOthers) {
   }
 }
 
-// Lines read in place give the bits of a product: dot_lines those of lines along, mix_lines those of lines across,
-// also when the chains go on from one call to the next.
+// Lines read in place give the bits of a product by kernels_of_lines(): dot_lines those of lines along, mix_lines those of
+// lines across, also when the chains go on from one call to the next.
 template <class T>
 void check_lines(const KernelTable& kt, int m, Index n, Index k, std::uint64_t seed) {
   constexpr bool kF32 = sizeof(T) == 4;
@@ -115,8 +115,8 @@ void check_lines(const KernelTable& kt, int m, Index n, Index k, std::uint64_t s
   for (const bool along : {true, false}) {
     if (along && !kF32 && k % 2 != 0) continue;
     Tensor want = Tensor::zeros(DType::kF32, {m, n}), got = test::random_tensor(DType::kF32, {m, n}, seed + 2);
-    product<T>(kt, m, n, k, {a_line.data(), Lines::kAlong}, {b_line.data(), along ? Lines::kAlong : Lines::kAcross},
-               want.data<float>(), n, false, scratch.data());
+    product<T>(kernels_of_lines(kt), m, n, k, {a_line.data(), Lines::kAlong},
+               {b_line.data(), along ? Lines::kAlong : Lines::kAcross}, want.data<float>(), n, false, scratch.data());
     float* const c = got.data<float>();
     if (along) {
       if constexpr (kF32) kt.dot_lines_f32(k, a_bits, m, b_bits, stride, n, c, n, ahead);

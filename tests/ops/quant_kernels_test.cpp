@@ -22,47 +22,52 @@ std::vector<const KernelTable*> tables() {
   return {all, all + n};
 }
 
+const QuantType& type_of(const QuantKernels& quant, DType dtype) {
+  return quant.type[static_cast<int>(dtype) - static_cast<int>(DType::kQ8_0)];
+}
+
+// All rows by panels and tiles (many), or by the kernel for few rows, as many at a time as it takes.
+Tensor product(const QuantKernels& quant, DType dtype, const Tensor& x, const Tensor& w, bool many) {
+  const QuantType& type = type_of(quant, dtype);
+  const Index m = x.dim(0), n = w.dim(0), k = x.dim(1), blocks = k / 32, chunks = activation_chunks(k);
+  const auto bytes = static_cast<Index>(row_bytes(dtype, k));
+  std::vector<ActivationChunk> chunk(static_cast<std::size_t>(m * chunks));
+  std::vector<ActivationBlock> block(static_cast<std::size_t>(m * blocks));
+  std::vector<const ActivationChunk*> few_row;
+  std::vector<const ActivationBlock*> row;
+  for (Index i = 0; i < m; ++i) {
+    few_row.push_back(chunk.data() + i * chunks);
+    row.push_back(block.data() + i * blocks);
+    quant.quantize(k, x.data<float>() + i * k, many ? nullptr : chunk.data() + i * chunks,
+                   many ? block.data() + i * blocks : nullptr);
+  }
+  const auto* from = static_cast<const char*>(w.raw());
+  Tensor c(DType::kF32, {m, n});
+  Tensor panel(DType::kU8, {quant.panel_bytes(blocks)});
+  auto* const memory = static_cast<char*>(panel.raw_mutable());
+  for (Index j = 0; many && j < n; j += quant.nr) {
+    const int width = static_cast<int>(std::min<Index>(quant.nr, n - j));
+    type.pack(blocks, from + j * bytes, bytes, width, memory);
+    for (const int first : {0, 3, 11})
+      for (Index i = 0; i < m; i += quant.mr)
+        type.tile(blocks, first,
+                  first == 0   ? 3
+                  : first == 3 ? 11
+                               : 16,
+                  row.data() + i, static_cast<int>(std::min<Index>(quant.mr, m - i)), memory, c.data<float>() + i * n + j,
+                  n, width, FetchAhead{from, from + bytes, 2});
+  }
+  for (Index i = 0; !many && i < m; i += kQuantFewRows)
+    type.few(blocks, few_row.data() + i, static_cast<int>(std::min<Index>(kQuantFewRows, m - i)), from, bytes, n,
+             c.data<float>() + i * n, n, nullptr);
+  return c;
+}
+
 class QuantTables : public ::testing::TestWithParam<const KernelTable*> {
  protected:
   const QuantKernels& quant() const { return *GetParam()->quant; }
-  const QuantType& type(DType dtype) const {
-    return quant().type[static_cast<int>(dtype) - static_cast<int>(DType::kQ8_0)];
-  }
-
-  // All rows by panels and tiles (many), or by the kernel for few rows, as many at a time as it takes.
   Tensor product(DType dtype, const Tensor& x, const Tensor& w, bool many) const {
-    const Index m = x.dim(0), n = w.dim(0), k = x.dim(1), blocks = k / 32, chunks = activation_chunks(k);
-    const auto bytes = static_cast<Index>(row_bytes(dtype, k));
-    std::vector<ActivationChunk> chunk(static_cast<std::size_t>(m * chunks));
-    std::vector<ActivationBlock> block(static_cast<std::size_t>(m * blocks));
-    std::vector<const ActivationChunk*> few_row;
-    std::vector<const ActivationBlock*> row;
-    for (Index i = 0; i < m; ++i) {
-      few_row.push_back(chunk.data() + i * chunks);
-      row.push_back(block.data() + i * blocks);
-      quant().quantize(k, x.data<float>() + i * k, many ? nullptr : chunk.data() + i * chunks,
-                       many ? block.data() + i * blocks : nullptr);
-    }
-    const auto* from = static_cast<const char*>(w.raw());
-    Tensor c(DType::kF32, {m, n});
-    Tensor panel(DType::kU8, {quant().panel_bytes(blocks)});
-    auto* const memory = static_cast<char*>(panel.raw_mutable());
-    for (Index j = 0; many && j < n; j += quant().nr) {
-      const int width = static_cast<int>(std::min<Index>(quant().nr, n - j));
-      type(dtype).pack(blocks, from + j * bytes, bytes, width, memory);
-      for (const int first : {0, 3, 11})
-        for (Index i = 0; i < m; i += quant().mr)
-          type(dtype).tile(blocks, first,
-                           first == 0   ? 3
-                           : first == 3 ? 11
-                                        : 16,
-                           row.data() + i, static_cast<int>(std::min<Index>(quant().mr, m - i)), memory,
-                           c.data<float>() + i * n + j, n, width, FetchAhead{from, from + bytes, 2});
-    }
-    for (Index i = 0; !many && i < m; i += kQuantFewRows)
-      type(dtype).few(blocks, few_row.data() + i, static_cast<int>(std::min<Index>(kQuantFewRows, m - i)), from, bytes, n,
-                      c.data<float>() + i * n, n, nullptr);
-    return c;
+    return cpu::product(quant(), dtype, x, w, many);
   }
 };
 
@@ -94,7 +99,7 @@ TEST_P(QuantTables, ProductsOfAllShapesAndTypes) {
   for (const DType dtype : kTypes) {
     const Index unit = block_of(dtype).numbers;
     for (std::uint64_t round = 0; round < test::rounds(12u); ++round) {
-      const Index m = draw.between(1, 15), n = draw.between(1, 70), k = unit * draw.between(1, unit == 32 ? 75 : 7);
+      const Index m = draw.between(1, 40), n = draw.between(1, 70), k = unit * draw.between(1, unit == 32 ? 75 : 7);
       const Tensor x = test::random_tensor(DType::kF32, {m, k}, round), w = test::random_weights(dtype, {n, k}, round + 9);
       const Tensor want = expected(dtype, x, w), many = product(dtype, x, w, true), few = product(dtype, x, w, false);
       EXPECT_TRUE(test::close(many, want, test::quantized_limit(k)))
@@ -211,27 +216,42 @@ TEST_P(QuantTables, ARowOfWeightsDoesNotTouchTheOthers) {
 }
 
 TEST(QuantKernels, TheSameBitsOnEveryInstructionSetWithMultiplyAdds) {
+  // Rows and columns that end anywhere in a tile, chains without blocks, with some and with more than a batch.
+  struct Case {
+    Index m, n, units;
+  };
+  const Case cases[] = {{7, 33, 3}, {1, 16, 1}, {5, 31, 2}, {16, 64, 1}, {17, 48, 4}, {33, 70, 5}, {128, 5, 2}, {20, 1, 9}};
   for (const DType dtype : kTypes) {
-    const Tensor x = test::random_tensor(DType::kF32, {7, 768}, 1), w = test::random_weights(dtype, {33, 768}, 2);
-    Tensor first;
-    for (const KernelTable* table : tables()) {
-      if (std::string(table->name) == "generic") continue;
-      Tensor y(DType::kF32, {7, 33});
-      const QuantKernels& q = *table->quant;
-      const Index chunks = activation_chunks(768);
-      std::vector<ActivationChunk> rows(static_cast<std::size_t>(7 * chunks));
-      for (Index i = 0; i < 7; ++i) {
-        const ActivationChunk* row = rows.data() + i * chunks;
-        q.quantize(768, x.data<float>() + i * 768, rows.data() + i * chunks, nullptr);
-        q.type[static_cast<int>(dtype) - static_cast<int>(DType::kQ8_0)].few(24, &row, 1, static_cast<const char*>(w.raw()),
-                                                                             static_cast<Index>(row_bytes(dtype, 768)), 33,
-                                                                             y.data<float>() + i * 33, 33, nullptr);
+    for (const Case& c : cases) {
+      const Index k = c.units * (block_of(dtype).numbers == 32 ? 32 * 9 : 256);
+      const Tensor x = test::random_tensor(DType::kF32, {c.m, k}, 1), w = test::random_weights(dtype, {c.n, k}, 2);
+      Tensor first;
+      for (const KernelTable* table : tables()) {
+        if (std::string(table->name) == "generic") continue;
+        for (const bool many : {false, true}) {
+          const Tensor y = product(*table->quant, dtype, x, w, many);
+          if (first.rank() == 2 && first.numel() > 0) {
+            EXPECT_TRUE(test::same_bits(y, first))
+                << table->name << " " << to_string(dtype) << " m " << c.m << " n " << c.n << " k " << k << " many " << many;
+          }
+          first = y;
+        }
       }
-      if (first.rank() == 2 && first.numel() > 0) {
-        EXPECT_TRUE(test::same_bits(y, first)) << table->name << " " << to_string(dtype);
-      }
-      first = y;
     }
+  }
+}
+
+TEST(QuantKernels, OneCodeOrOneStepMakesOtherBits) {  // or the comparisons above would say nothing
+  const QuantKernels& quant = *kernels().quant;
+  for (const DType dtype : kTypes) {
+    const Tensor x = test::random_tensor(DType::kF32, {17, 768}, 1), w = test::random_weights(dtype, {33, 768}, 2);
+    Tensor other = w.clone(), step = x.clone();
+    Tensor last = other.rows(32, 33);
+    static_cast<std::uint8_t*>(last.raw_mutable())[last.bytes() / 2] ^= 1;
+    step.data<float>()[17 * 768 - 1] *= 1.25f;
+    const Tensor y = product(quant, dtype, x, w, true);
+    EXPECT_FALSE(test::same_bits(product(quant, dtype, x, other, true), y)) << to_string(dtype);
+    EXPECT_FALSE(test::same_bits(product(quant, dtype, step, w, true), y)) << to_string(dtype);
   }
 }
 

@@ -1,7 +1,7 @@
 // AMX: eight tile registers of up to 16 rows of 64 bytes, and products of two of them that are added to a third. As
 // functions of our own, since the compilers' know nothing of the memory that they read.
-// (No include guard: included once per target file, inside its namespace. Kernels configure their tiles when they begin
-// and release them when they end, so that a switch between threads has nothing of them to save.)
+// (No include guard: included once per target file, inside its namespace. Whoever uses tiles configures them and releases
+// them soon, so that a switch between threads mostly has nothing of them to save.)
 
 // Rows, and bytes of a row, of each tile.
 struct alignas(64) TileConfig {
@@ -15,6 +15,7 @@ struct alignas(64) TileConfig {
     return *this;
   }
 };
+static_assert(sizeof(TileConfig) == 64);
 
 inline void tiles_configure(const TileConfig& config) { asm volatile("ldtilecfg %0" : : "m"(config) : "memory"); }
 inline void tiles_release() { asm volatile("tilerelease" : : : "memory"); }

@@ -102,7 +102,7 @@ void attend_tile(const KernelTable& kt, const AttentionShape& s, const Rows& row
 template <class T, class S>
 void attention_by_blocks(Context& ctx, const AttentionShape& s, std::span<const Block> blocks, const T* q, const S* k,
                          const S* v, T* out, float* lse, Index tokens) {
-  const KernelTable& kt = kernels();
+  const KernelTable& kt = attention_kernels();
   const Index wide = std::is_same_v<T, S> ? 0 : kTile * s.head_dim;
   ctx.pool().run(s.kv_heads * static_cast<Index>(blocks.size()), [&](Index task, int worker) {
     const Block& block = blocks[static_cast<std::size_t>(task / s.kv_heads)];
@@ -128,7 +128,7 @@ std::vector<Blocking> cut(const AttentionShape& s, const Slices& slices) {
 
 // The same blocks as ref's.
 void store_quantized(Context& ctx, const Tensor& rows, Tensor& to) {
-  const KernelTable& kt = kernels();
+  const KernelTable& kt = attention_kernels();
   const Index width = rows.dim(1);
   const std::size_t bytes = row_bytes(to.dtype(), width);
   auto* const blocks = static_cast<char*>(to.raw_mutable());
@@ -169,14 +169,14 @@ std::vector<Blocking> cut_for_threads(const Context& ctx, const AttentionShape& 
   constexpr Index kFewestHeads = 4;  // keys are read once for each part
   std::vector<Blocking> cuts = cut(s, slices);
   Index tasks = 0;
-  for (const Blocking& c : cuts) tasks += few_rows(kernels(), s, c) ? 0 : s.kv_heads * c.blocks();
+  for (const Blocking& c : cuts) tasks += few_rows(attention_kernels(), s, c) ? 0 : s.kv_heads * c.blocks();
   const Index wanted = ctx.threads() > 1 ? 2 * ctx.threads() : 1,
               most = std::max<Index>(1, s.heads / s.kv_heads / kFewestHeads);
   const Index parts = tasks > 0 ? std::clamp<Index>(wanted / tasks, 1, most) : 1;
   if (parts == 1) return cuts;
   std::vector<Blocking> out;
   for (const Blocking& c : cuts) {
-    const Index of = few_rows(kernels(), s, c) ? 1 : parts;
+    const Index of = few_rows(attention_kernels(), s, c) ? 1 : parts;
     for (Index part = 0; part < of; ++part) out.emplace_back(s, c.slice, part, of);
   }
   return out;
@@ -190,7 +190,7 @@ void attention(Context& ctx, const AttentionShape& s, const Tensor& q, const Ten
   std::vector<Block> few, many;
   for (const Blocking& slice : cuts) {
     // The last block first: it has the most keys, and the short ones at the end leave no thread waiting for long.
-    std::vector<Block>& list = few_rows(kernels(), s, slice) && slice.group == slice.all ? few : many;
+    std::vector<Block>& list = few_rows(attention_kernels(), s, slice) && slice.group == slice.all ? few : many;
     for (Index block = slice.blocks(); block-- > 0;) list.push_back({&slice, block});
   }
   float* const log_sums = lse ? lse->data<float>() : nullptr;
@@ -269,7 +269,7 @@ struct Backward {
 // <dout, out> of every row, [H, T].
 template <class T>
 Tensor row_products(Context& ctx, const AttentionShape& s, const Tensor& dout, const Tensor& out) {
-  const KernelTable& kt = kernels();
+  const KernelTable& kt = attention_kernels();
   const Index tokens = out.dim(0), dim = s.head_dim;
   Tensor products(DType::kF32, {s.heads, tokens});
   float* const to = products.data<float>();
@@ -301,12 +301,12 @@ void attention_backward(Context& ctx, const AttentionShape& s, const Tensor& q, 
   }
   dispatch(q.dtype(), [&]<class T>(T) {
     const Tensor delta = row_products<T>(ctx, s, dout, out);
-    const Backward<T> backward{kernels(),         s,
-                               q.data<T>(),       k.data<T>(),
-                               v.data<T>(),       dout.data<T>(),
-                               lse.data<float>(), delta.template data<float>(),
-                               dq.data<float>(),  dk.data<float>(),
-                               dv.data<float>(),  q.dim(0)};
+    const Backward<T> backward{attention_kernels(), s,
+                               q.data<T>(),         k.data<T>(),
+                               v.data<T>(),         dout.data<T>(),
+                               lse.data<float>(),   delta.template data<float>(),
+                               dq.data<float>(),    dk.data<float>(),
+                               dv.data<float>(),    q.dim(0)};
     // fn(item, head, memory) for all heads of all items.
     const auto each_head = [&](const auto& items, auto fn) {
       ctx.pool().run(s.kv_heads * static_cast<Index>(items.size()), [&](Index task, int worker) {

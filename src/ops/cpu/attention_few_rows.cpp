@@ -19,7 +19,7 @@ class TileOfHeads {
  public:
   TileOfHeads(Context& ctx, int worker, const AttentionShape& s, const Block& block, Index tile, Index first_head,
               Index last_head)
-      : kt_(kernels()),
+      : kt_(attention_kernels()),
         s_(s),
         first_(first_head),
         last_(last_head),
@@ -137,7 +137,7 @@ bool few_rows(const KernelTable& kt, const AttentionShape& s, const Blocking& sl
 template <class T, class S>
 void attention_few_rows(Context& ctx, const AttentionShape& s, std::span<const Block> blocks, const T* q, const S* k,
                         const S* v, T* out, float* lse, Index tokens) {
-  const KernelTable& kt = kernels();
+  const KernelTable& kt = attention_kernels();
   // Every tile of every block has a partial result for each head.
   struct TileOfBlock {
     std::size_t block;

@@ -14,6 +14,9 @@ namespace dsmoe::ops::cpu {
 
 using dsmoe::cpu::KernelTable;
 
+// Prompts are products and single tokens read lines in place; the bits must be the same.
+inline const KernelTable& attention_kernels() { return dsmoe::cpu::kernels_of_lines(dsmoe::cpu::kernels()); }
+
 inline constexpr Index kTile = kAttentionTile;
 // Rows of one product, a row being one query of one head: enough to make up for packing the keys, few enough that
 // little is computed of what the causal mask hides.

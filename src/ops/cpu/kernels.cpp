@@ -31,12 +31,17 @@ const QuantKernels& quant_table();
 namespace avx512bf16 {
 const KernelTable& table();
 }
+namespace amx {
+KernelTable with_tiles(const KernelTable& without);
+QuantKernels quant_with_tiles(const QuantKernels& without);
+}  // namespace amx
 #endif
 
 namespace {
 
 struct Available {
-  KernelTable table[6];
+  KernelTable table[7];
+  QuantKernels tiles = {};  // those of AMX
   int count = 0;
 
   Available() {
@@ -47,6 +52,11 @@ struct Available {
     };
 #if defined(__x86_64__)
     const CpuFeatures& cpu = cpu_features();
+    if (cpu.amx) {
+      tiles = amx::quant_with_tiles(avx512vnni::quant_table());
+      add(amx::with_tiles(avx512bf16::table()), tiles, "amx");
+      table[0].without_tiles = &table[1];
+    }
     if (cpu.avx512_bf16)
       add(avx512bf16::table(), cpu.avx512_vnni ? avx512vnni::quant_table() : avx512::quant_table(), "avx512bf16");
     if (cpu.avx512_vnni) add(avx512::table(), avx512vnni::quant_table(), "avx512vnni");

@@ -40,17 +40,15 @@ struct AdamStep {
 };
 
 struct QuantKernels;
-struct QuantTiles;
 struct Bf16Tiles;
 
 struct KernelTable {
   const char* name;
-  // Set in kernels.cpp: products with quantized weights, and those of processors that multiply tiles, or null.
-  const QuantKernels* quant = nullptr;
-  const QuantTiles* quant_tiles = nullptr;
-  const Bf16Tiles* bf16_tiles = nullptr;
-  int mr;         // rows of the largest tile
-  int nr;         // columns of a tile, and the width of a column panel
+  const QuantKernels* quant = nullptr;         // set in kernels.cpp: products with quantized weights
+  const Bf16Tiles* bf16_tiles = nullptr;       // products of bf16 on a processor that multiplies tiles, or null
+  const KernelTable* without_tiles = nullptr;  // the kernels that have no tiles but are the same otherwise; null: these
+  int mr;                                      // rows of the largest tile
+  int nr;                                      // columns of a tile, and the width of a column panel
   bool bf16_dot;  // has dot products of bf16 pairs; else bf16 operands are widened to f32 first
 
   // c[m, n] = a · b (or += with accumulate), a: row panel of width m <= mr, b: column panel of width nr.
@@ -79,7 +77,7 @@ struct KernelTable {
                            Index stride);
 
   // Products of few rows a[i], i < m <= mr, with lines of memory that are `stride` elements apart, read in place and
-  // once: a cache of keys or values. One chain for every output, so the bits are those of a tile.
+  // once: a cache of keys or values. One chain for every output, so the bits are those of a product by kernels_of_lines().
   // dot_lines: c[i, j] = <a[i], line j> for n lines of k elements, both over 0; k is even for bf16.
   void (*dot_lines_f32)(Index k, const float* const* a, int m, const float* line, Index stride, Index n, float* c,
                         Index ldc, Pieces ahead);
@@ -125,6 +123,9 @@ struct KernelTable {
 // The best table for this processor, or the one that DSMOE_CPU_ISA names (amx, avx512bf16, avx512vnni, avx512, avxvnni,
 // avx2, generic).
 const KernelTable& kernels();
+
+// Whose products have the order of sums of dot_lines and mix_lines, for who needs the same bits from both.
+inline const KernelTable& kernels_of_lines(const KernelTable& kt) { return kt.without_tiles ? *kt.without_tiles : kt; }
 
 // Tables compiled into this build that this processor can run, best first; for tests and `dsmoe info`.
 int available_kernels(const KernelTable** tables, int capacity);

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/cpu/product_tiles.h"
+
 namespace dsmoe::cpu {
 
 namespace {
-
-constexpr Index kMaxLines = 512;  // lines of one block: elements of k, or columns
-static_assert(kMaxCols <= kMaxLines && 2 * kDepth <= kMaxLines);
 
 // Elements of k in one block of kDepth units.
 template <class T>
@@ -34,16 +33,7 @@ Index pack(const KernelTable& kt, Operand<T> x, Index first, Index count, Index 
     }
     return depth;
   } else if (kt.bf16_dot) {
-    if (along) {
-      kt.pack_lines(reinterpret_cast<const std::uint32_t* const*>(line), count, depth / 2, panels, width, stride);
-      for (Index i = 0; depth % 2 != 0 && i < (count + width - 1) / width * width; ++i) {
-        // The last unit has only a low half.
-        panels[i / width * stride + depth / 2 * width + i % width] = i < count ? line[i][depth - 1].bits : 0u;
-      }
-    } else {
-      kt.pack_across_bf16(reinterpret_cast<const std::uint16_t* const*>(line), count, depth, panels, width, stride);
-    }
-    return (depth + 1) / 2;
+    return pack_pairs(kt, line, x.lines, count, depth, panels, width, stride);
   } else {  // no bf16 dot products: widen the lines and pack those
     const float* wide_line[kMaxLines];
     const Index length = along ? depth : count;
@@ -61,7 +51,8 @@ std::size_t product_scratch(const KernelTable& kt) {
   const Index panels = kMaxRows + kMaxCols + kt.nr;
   const Index wide = kt.bf16_dot ? 0 : kMaxCols;
   // Widened bf16 has twice as many units to a block.
-  return static_cast<std::size_t>((panels + wide) * (kt.bf16_dot ? 1 : 2) * kDepth) * sizeof(std::uint32_t);
+  const Index numbers = (panels + wide) * (kt.bf16_dot ? 1 : 2) * kDepth;
+  return std::max(static_cast<std::size_t>(numbers) * sizeof(std::uint32_t), kt.bf16_tiles ? tile_scratch() : 0);
 }
 
 namespace {
@@ -225,8 +216,10 @@ void product(const KernelTable& kt, Index m, Index n, Index k, Operand<T> a, Ope
     for (Index i = 0; i < m && !accumulate; ++i) std::memset(c + i * ldc, 0, static_cast<std::size_t>(n) * sizeof(float));
     return;
   }
-  Product<T> p(kt, b, k, accumulate, scratch);
   const ProductRows<T> all{a, m, c, ldc};
+  if constexpr (sizeof(T) == 2)
+    if (kt.bf16_tiles) return product_by_tiles(kt, {&all, 1}, n, k, b, accumulate, scratch, next);
+  Product<T> p(kt, b, k, accumulate, scratch);
   if (Product<T>::few(kt, m, k)) return p.few_rows(all, n, next);
   for (Index n0 = 0; n0 < n; n0 += kMaxCols) p.columns({&all, 1}, n0, std::min(kMaxCols, n - n0));
 }
@@ -240,6 +233,8 @@ void product(const KernelTable& kt, std::span<const ProductRows<T>> parts, Index
     for (const ProductRows<T>& x : parts) product<T>(kt, x.m, n, k, x.a, b, x.c, x.ldc, accumulate, scratch);
     return;
   }
+  if constexpr (sizeof(T) == 2)
+    if (kt.bf16_tiles) return product_by_tiles(kt, parts, n, k, b, accumulate, scratch, nullptr);
   Product<T> p(kt, b, k, accumulate, scratch);
   for (Index n0 = 0; n0 < n; n0 += kMaxCols) p.columns(parts, n0, std::min(kMaxCols, n - n0));
 }

@@ -10,6 +10,7 @@ constexpr const char* kName = "avx512vnni";
 #include "ops/cpu/quant_simd_avx512.h"
 // clang-format off
 #include "ops/cpu/quant_types.h"
+#include "ops/cpu/quant_pack.h"
 #include "ops/cpu/quant_impl.h"
 // clang-format on
 }  // namespace

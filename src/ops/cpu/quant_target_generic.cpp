@@ -8,6 +8,7 @@ constexpr const char* kName = "generic";
 #include "ops/cpu/quant_simd_generic.h"
 // clang-format off
 #include "ops/cpu/quant_types.h"
+#include "ops/cpu/quant_pack.h"
 #include "ops/cpu/quant_impl.h"
 // clang-format on
 }  // namespace
