@@ -45,17 +45,22 @@ Tensor product(const QuantKernels& quant, DType dtype, const Tensor& x, const Te
   Tensor c(DType::kF32, {m, n});
   Tensor panel(DType::kU8, {quant.panel_bytes(blocks)});
   auto* const memory = static_cast<char*>(panel.raw_mutable());
+  Tensor arranged_rows(DType::kU8, {quant.arranged_bytes(blocks, m)});
+  auto* const arranged = static_cast<char*>(arranged_rows.raw_mutable());
   for (Index j = 0; many && j < n; j += quant.nr) {
     const int width = static_cast<int>(std::min<Index>(quant.nr, n - j));
     type.pack(blocks, from + j * bytes, bytes, width, memory);
-    for (const int first : {0, 3, 11})
-      for (Index i = 0; i < m; i += quant.mr)
+    for (Index i = 0; i < m; i += quant.mr) {
+      const int rows = static_cast<int>(std::min<Index>(quant.mr, m - i));
+      if (quant.arrange) quant.arrange(blocks, row.data() + i, rows, arranged);
+      for (const int first : {0, 3, 11})
         type.tile(blocks, first,
                   first == 0   ? 3
                   : first == 3 ? 11
                                : 16,
-                  row.data() + i, static_cast<int>(std::min<Index>(quant.mr, m - i)), memory, c.data<float>() + i * n + j,
-                  n, width, FetchAhead{from, from + bytes, 2});
+                  {row.data() + i, arranged}, rows, memory, c.data<float>() + i * n + j, n, width,
+                  FetchAhead{from, from + bytes, 2});
+    }
   }
   for (Index i = 0; !many && i < m; i += kQuantFewRows)
     type.few(blocks, few_row.data() + i, static_cast<int>(std::min<Index>(kQuantFewRows, m - i)), from, bytes, n,

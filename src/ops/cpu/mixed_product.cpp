@@ -54,12 +54,15 @@ std::vector<Index> mixed_cuts(Index n, Index cols, bool finer) {
 }
 
 MixedProduct::MixedProduct(Context& ctx, int worker, Index k, Index extra) : kt_(kernels()) {
-  const std::size_t panel = static_cast<std::size_t>(kt_.quant->panel_bytes(k / kQuantBlock));
+  const Index blocks = k / kQuantBlock;
+  const std::size_t panel = static_cast<std::size_t>(kt_.quant->panel_bytes(blocks));
+  const std::size_t rows = static_cast<std::size_t>(kt_.quant->arranged_bytes(blocks, kMixedRows));
   const std::size_t wide = rounded(product_scratch(kt_)) + static_cast<std::size_t>(kWideCols * k) * sizeof(float);
   const std::size_t own = rounded(static_cast<std::size_t>(extra) * sizeof(float));
-  auto* const base = static_cast<char*>(ctx.scratch(worker, own + std::max(panel, wide)));
+  auto* const base = static_cast<char*>(ctx.scratch(worker, own + std::max(rounded(panel) + rows, wide)));
   extra_ = reinterpret_cast<float*>(base);
   memory_ = base + own;
+  arranged_ = memory_ + rounded(panel);
 }
 
 void MixedProduct::run(const MixedRows& rows, const std::int32_t* row, Index first_row, Index m, const MixedMatrix& w,
@@ -68,6 +71,7 @@ void MixedProduct::run(const MixedRows& rows, const std::int32_t* row, Index fir
   if (!is_quantized(w.dtype)) {
     const float* list[kMixedRows];
     for (Index i = 0; i < m; ++i) list[i] = rows.floats(number(i));
+    arranged_count_ = 0;  // they share the memory
     widened(list, m, rows.k(), w, col, n, c, ldc);
   } else if (m <= kQuantFewRows) {
     const ActivationChunk* list[kQuantFewRows];
@@ -81,6 +85,16 @@ void MixedProduct::run(const MixedRows& rows, const std::int32_t* row, Index fir
   }
 }
 
+const char* MixedProduct::arranged(const ActivationBlock* const* rows, Index m, Index blocks) {
+  if (kt_.quant->arrange == nullptr) return nullptr;
+  if (m != arranged_count_ || !std::equal(rows, rows + m, arranged_row_)) {
+    kt_.quant->arrange(blocks, rows, static_cast<int>(m), arranged_);
+    std::copy_n(rows, m, arranged_row_);
+    arranged_count_ = m;
+  }
+  return arranged_;
+}
+
 void MixedProduct::many(const ActivationBlock* const* rows, Index m, Index blocks, const MixedMatrix& w, Index col, Index n,
                         float* c, Index ldc, const char* next) {
   const QuantKernels& q = *kt_.quant;
@@ -91,6 +105,7 @@ void MixedProduct::many(const ActivationBlock* const* rows, Index m, Index block
   // A panel's bytes are fetched while the one before is worked on, a few lines with every block.
   const Index bytes = q.nr * w.row_bytes, per_block = (bytes / 64 + tiles * blocks - 1) / (tiles * blocks);
   const ChainOrder order(blocks);
+  const char* const all = arranged(rows, m, blocks);  // then there is one tile
   for (Index j = 0; j < n; j += q.nr) {
     const int width = static_cast<int>(std::min<Index>(q.nr, n - j));
     type.pack(blocks, w.row(col + j), w.row_bytes, width, memory_);
@@ -101,8 +116,8 @@ void MixedProduct::many(const ActivationBlock* const* rows, Index m, Index block
       const Index last = std::min(first + chains, kQuantChains);
       for (Index t = 0; t < tiles; ++t) {
         const Index row = m * t / tiles, end = m * (t + 1) / tiles;
-        type.tile(blocks, static_cast<int>(first), static_cast<int>(last), rows + row, static_cast<int>(end - row), memory_,
-                  c + row * ldc + j, ldc, width, ahead);
+        type.tile(blocks, static_cast<int>(first), static_cast<int>(last), {rows + row, all}, static_cast<int>(end - row),
+                  memory_, c + row * ldc + j, ldc, width, ahead);
         if (next_panel) ahead.begin += per_block * 64 * (order.entry(last, 0) - order.entry(first, 0));
       }
     }

@@ -44,8 +44,6 @@ struct MixedMatrix {
   const char* row(Index i) const { return data + i * row_bytes; }
 };
 
-inline constexpr Index kMixedRows = 128;  // the most rows of one product: they stay in the second-level cache
-
 // One worker's memory for products over k, and `extra` floats of the caller's.
 class MixedProduct {
  public:
@@ -61,11 +59,15 @@ class MixedProduct {
  private:
   void many(const ActivationBlock* const* rows, Index m, Index blocks, const MixedMatrix& w, Index col, Index n, float* c,
             Index ldc, const char* next);
+  const char* arranged(const ActivationBlock* const* rows, Index m, Index blocks);
   void widened(const float* const* rows, Index m, Index k, const MixedMatrix& w, Index col, Index n, float* c, Index ldc);
 
   const KernelTable& kt_;
   float* extra_;
   char* memory_;
+  char* arranged_;  // the rows below in the order of tiles: those of a task are arranged once for all of its columns
+  Index arranged_count_ = 0;
+  const ActivationBlock* arranged_row_[kMixedRows];
 };
 
 // Columns of a matrix that one task takes: whole panels. Few rows (of any product) are bound by reading weights, and many

@@ -225,9 +225,9 @@ void tile_rows(Index blocks, int first, int last, const ActivationBlock* const* 
 }
 
 template <class Type, int M = kMr>
-void tile(Index blocks, int first, int last, const ActivationBlock* const* rows, int m, const char* panel, float* c,
-          Index ldc, int n, FetchAhead ahead) {
-  if (m == M) return tile_rows<Type, M>(blocks, first, last, rows, panel, c, ldc, n, ahead);
+void tile(Index blocks, int first, int last, TileRows rows, int m, const char* panel, float* c, Index ldc, int n,
+          FetchAhead ahead) {
+  if (m == M) return tile_rows<Type, M>(blocks, first, last, rows.row, panel, c, ldc, n, ahead);
   if constexpr (M > 1) tile<Type, M - 1>(blocks, first, last, rows, m, panel, c, ldc, n, ahead);
 }
 

@@ -22,7 +22,8 @@ namespace dsmoe::cpu {
 inline constexpr Index kQuantBlock = 32;   // numbers
 inline constexpr Index kQuantChains = 16;  // blocks of a chunk
 inline constexpr int kQuantFewRows = 4;
-inline constexpr int kQuantTypes = 6;  // in the order of DType, from kQ8_0
+inline constexpr Index kMixedRows = 128;  // the most of one product: they stay in the second-level cache
+inline constexpr int kQuantTypes = 6;     // in the order of DType, from kQ8_0
 
 // 16 blocks of a row for `few`. Block b = 4j + i of them has numbers 0-15 in q[0][i][j] and 16-31 in q[1][i][j]: a vector
 // of 64 bytes meets four weight blocks of which each fills a quarter.
@@ -57,6 +58,12 @@ struct ChainOrder {
   Index entry(Index chain, Index step) const { return chain * whole + (chain < rest ? chain : rest) + step; }
 };
 
+// What a tile multiplies: rows of ActivationBlocks, or what `arrange` made of them all.
+struct TileRows {
+  const ActivationBlock* const* row = nullptr;
+  const char* arranged = nullptr;
+};
+
 // Memory that will be read next, to be fetched meanwhile: `lines` cache lines per block of a tile.
 struct FetchAhead {
   const char* begin = nullptr;
@@ -73,8 +80,8 @@ struct QuantType {
   void (*pack)(Index blocks, const char* w, Index row_bytes, int n, char* panel);
   // c[m, n] for m <= mr rows: the chains [first, last), added to c unless first is 0. A few chains of a panel at a time
   // stay in the nearest cache for all rows.
-  void (*tile)(Index blocks, int first, int last, const ActivationBlock* const* rows, int m, const char* panel, float* c,
-               Index ldc, int n, FetchAhead ahead);
+  void (*tile)(Index blocks, int first, int last, TileRows rows, int m, const char* panel, float* c, Index ldc, int n,
+               FetchAhead ahead);
 };
 
 struct QuantKernels {
@@ -87,6 +94,12 @@ struct QuantKernels {
   void (*widen_q8_0)(Index blocks, const void* x, float* y);  // the numbers of GGUF's Q8_0 blocks, exactly
   double (*peak)(Index rounds, float* sink);                  // as KernelTable::peak_f32, for products of 8-bit integers
 
+  // Where tiles take rows in an order of their own, else null: m <= mr rows to arranged_bytes() of memory.
+  void (*arrange)(Index blocks, const ActivationBlock* const* rows, int m, char* to) = nullptr;
+
+  Index arranged_bytes(Index blocks, Index m) const {
+    return arrange ? (m + 15) / 16 * 16 * blocks * (kQuantBlock + 2 * 4) : 0;
+  }
   Index panel_bytes(Index blocks) const { return blocks * nr * (kQuantBlock + 2 * 4); }
 };
 

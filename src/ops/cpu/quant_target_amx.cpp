@@ -17,11 +17,11 @@ namespace {
 
 // Everything else is that of the kernels without tiles.
 QuantKernels quant_with_tiles(const QuantKernels& without) {
-  constexpr int kMostRows = 128;  // a call begins and ends with about 220 cycles for the tiles' shapes
   QuantKernels q = without;
   q.name = "amx";
-  q.mr = kMostRows;
+  q.mr = static_cast<int>(kMixedRows);  // all at once: a call begins and ends with about 220 cycles for the tiles' shapes
   q.nr = kNr;
+  q.arrange = arrange;
   q.peak = peak;
   take_over<TypeQ8_0>(q.type[0]), take_over<TypeQ4_0>(q.type[1]), take_over<TypeQ5_0>(q.type[2]);
   take_over<TypeQ4_K>(q.type[3]), take_over<TypeQ5_K>(q.type[4]), take_over<TypeQ6_K>(q.type[5]);

@@ -2,35 +2,67 @@
 // are those of quant_impl.h in AVX-512, so the bits are those of the kernels for dot products of bytes. Panels hold signed
 // numbers, so that no sum needs a start.
 //
-// One block of 32 numbers for 16 rows and 16 columns is one product: 16 cycles, whether its tiles are 32 or 64 bytes wide.
-// Storing it is 16 stores, and then there are 16 conversions, 16 products of scales and 16 multiply-adds, two of which
-// begin in a cycle: 24 cycles, 32 with minimums, 48 with scales of half blocks (two products). So vectors bind, and loads
-// nearly: per product 16 of sums, 16 of rows' scales, 24 rows of tiles for two products that share the activations and 16
-// lines gathered for both, 52 to 60 of which two or three begin in a cycle. Dot products of bytes take 64 cycles for the
-// same and the same 24 besides. (All from Intel's tables: no such processor was measured.)
+// A block of 32 numbers, 16 rows and 16 columns, in cycles, from what is published of Sapphire Rapids; no such processor
+// was measured:
 //
-// So a batch of a chain's blocks is multiplied while the sums of the batch before, of other rows, are scaled.
-// (No include guard: included once, inside the namespace of quant_target_amx.cpp, after quant_pack.h and amx.h.)
+//   16  the product. A tile of bytes could have 64 along k, but the next 32 have other scales: half the peak.
+//   24  16 conversions, 16 products of scales and 16 multiply-adds, two of which begin at once (32 with minimums; 48, and
+//       two products, with scales of half blocks), and a sixth of that where a chain of four blocks ends
+//   20  stores, one at once: 16 of sums, and where a chain ends
+//   26  loads, two at once: 16 of sums, 16 of rows' scales, 24 rows of tiles of which two products share 16
+//
+// Dot products of bytes take 64 cycles for the same, and then the same 24. So vectors and loads bind, and the tile unit
+// works while they do: a batch of a chain's blocks is multiplied, all of it at once, and then the sums of the batch before
+// are scaled. (Products between short runs of vectors may close one of the two ports for these.) (No include guard:
+// included once, inside the namespace of quant_target_amx.cpp, after quant_pack.h and amx.h.)
 
 constexpr int kTileRows = 16;
 constexpr int kBatch = 4;  // blocks: with 16 chains, those of a chain with K up to 2048
 template <Kind kKind>
 constexpr int kSums = kKind == Kind::kHalves ? 2 : 1;  // products of a block
 
+// A block of 16 rows, as tiles take it. Blocks lie in the order in which they are read: of the first chain those of the
+// first rows, then of the next rows, then of the next chain.
+struct alignas(64) ArrangedBlock {
+  std::int8_t q[kTileRows][kQuantBlock];
+  float scale[kTileRows], total[kTileRows];
+};
+static_assert(sizeof(ArrangedBlock) == kTileRows * (kQuantBlock + 2 * 4));
+
+void arrange(Index blocks, const ActivationBlock* const* rows, int m, char* to) {
+  auto* const block = reinterpret_cast<ArrangedBlock*>(to);
+  const ChainOrder order(blocks);
+  const Index row_tiles = (m + kTileRows - 1) / kTileRows;
+  for (Index row = 0; row < row_tiles * kTileRows; ++row) {
+    const Index t = row / kTileRows, i = row % kTileRows;
+    for (Index chain = 0; chain < kQuantChains; ++chain) {
+      const Index begin = order.entry(chain, 0), steps = order.steps(chain);
+      for (Index step = 0; step < steps; ++step) {
+        ArrangedBlock& into = block[begin * row_tiles + t * steps + step];
+        const ActivationBlock none = {};
+        const ActivationBlock& from = row < m ? rows[row][begin + step] : none;
+        __builtin_memcpy(into.q[i], from.q, sizeof from.q);
+        into.scale[i] = from.scale;
+        into.total[i] = from.total;
+      }
+    }
+  }
+}
+
 // Some blocks of one chain, for up to 16 rows and the columns of a panel.
 struct Batch {
   int blocks, rows;
   bool begins, ends, first;  // of the chain; the first chain
-  const char* entry;         // of the panel
+  const ArrangedBlock* row;
+  const char* entry;  // of the panel
   float* c;
 };
 
-// What a tile works with. Batches take one and then the other half of what they multiply and what they give.
+// What a tile works with: sums of two batches in turns, and of a chain that is longer than a batch.
 template <Kind kKind>
 struct alignas(64) Buffers {
-  ActivationBlock rows[2][kBatch][kTileRows];
   std::int32_t sum[2][kBatch][kSums<kKind>][kNv][kTileRows][16];
-  float chain[kNv][kTileRows][16];  // of a chain that is longer than a batch
+  float chain[kNv][kTileRows][16];
 };
 
 DSMOE_MASKED inline F load_columns(const float* p, int n) {
@@ -39,12 +71,12 @@ DSMOE_MASKED inline F load_columns(const float* p, int n) {
 
 // The products of one block. (Two pairs of tiles in turns: one may be stored while the other is computed.)
 template <Kind kKind, int kTurn, int kPart = 0>
-inline __attribute__((always_inline)) void multiply_block(const ActivationBlock* rows, const char* entry,
+inline __attribute__((always_inline)) void multiply_block(const ArrangedBlock& rows, const char* entry,
                                                           std::int32_t (*sum)[kNv][kTileRows][16]) {
   constexpr int kC = 2 * ((kTurn + kPart) % 2), kUnits = 8 / kSums<kKind>;
   tile_zero<kC>();
   tile_zero<kC + 1>();
-  tile_load<4>(rows->q + 4 * kUnits * kPart, sizeof(ActivationBlock));
+  tile_load<4>(rows.q[0] + 4 * kUnits * kPart, kQuantBlock);
   tile_load<6>(entry + kPart * kUnits * kNv * 64, kNv * 64);
   tile_dot_int8<kC, 4, 6>();
   tile_load<7>(entry + kPart * kUnits * kNv * 64 + 64, kNv * 64);
@@ -56,7 +88,7 @@ inline __attribute__((always_inline)) void multiply_block(const ActivationBlock*
 
 // One block's sums of 16 columns, times the scales.
 template <Kind kKind, int M>
-inline __attribute__((always_inline)) void scale_block(const ActivationBlock* rows, const char* entry, int vector,
+inline __attribute__((always_inline)) void scale_block(const ArrangedBlock& rows, const char* entry, int vector,
                                                        const std::int32_t (*sum)[kNv][kTileRows][16], F* chain) {
   const auto* scales = reinterpret_cast<const float*>(entry + kNr * kQuantBlock) + 16 * vector;
 #pragma GCC unroll 2
@@ -65,12 +97,12 @@ inline __attribute__((always_inline)) void scale_block(const ActivationBlock* ro
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i)
       chain[i] = Simd::fma(Simd::to_float(Simd::load_ints(sum[part][vector][i])),
-                           Simd::mul(scale, Simd::set(rows[i].scale)), chain[i]);
+                           Simd::mul(scale, Simd::set(rows.scale[i])), chain[i]);
   }
   if constexpr (kKind == Kind::kMinimum) {
     const F minimum = Simd::load(scales + kNr);
 #pragma GCC unroll 16
-    for (int i = 0; i < M; ++i) chain[i] = Simd::fnma(minimum, Simd::set(rows[i].total), chain[i]);
+    for (int i = 0; i < M; ++i) chain[i] = Simd::fnma(minimum, Simd::set(rows.total[i]), chain[i]);
   }
 }
 
@@ -88,44 +120,32 @@ inline __attribute__((always_inline)) void end_chain(const F* chain, const Batch
       Simd::store_n(c, of.first ? chain[i] : Simd::add(load_columns(c, columns), chain[i]), columns);
 }
 
-// Multiplies the blocks of `next` and scales those of `now`, multiplied before, of at most M rows, in turns. (Unrolled by
-// order: else the compiler keeps the chains in memory.)
-template <Kind kKind, int M>
-void two_batches(const Batch& next, const Batch& now, int turn, Buffers<kKind>& buffer, Index ldc, int n) {
-  int multiplied = 0;
-  const auto multiply = [&] {
-    if (multiplied == next.blocks) return;
-    const char* const entry = next.entry + multiplied * kEntryBytes;
-    const ActivationBlock* const rows = buffer.rows[turn][multiplied];
-    if (multiplied % 2 == 0)
-      multiply_block<kKind, 0>(rows, entry, buffer.sum[turn][multiplied]);
-    else
-      multiply_block<kKind, 1>(rows, entry, buffer.sum[turn][multiplied]);
-    ++multiplied;
-  };
+template <Kind kKind>
+void multiply(const Batch& of, std::int32_t (*sum)[kSums<kKind>][kNv][kTileRows][16]) {
+  for (int b = 0; b < of.blocks; b += 2) {
+    multiply_block<kKind, 0>(of.row[b], of.entry + b * kEntryBytes, sum[b]);
+    if (b + 1 < of.blocks) multiply_block<kKind, 1>(of.row[b + 1], of.entry + (b + 1) * kEntryBytes, sum[b + 1]);
+  }
+}
+
+// Scales what was multiplied, of at most M rows. (Unrolled by order: else the compiler keeps the chains in memory.)
+template <Kind kKind, int M = kTileRows>
+void scale(const Batch& of, const std::int32_t (*sum)[kSums<kKind>][kNv][kTileRows][16], float (*carried)[kTileRows][16],
+           Index ldc, int n) {
+  if constexpr (M > 4)
+    if (of.rows <= M - 4) return scale<kKind, M - 4>(of, sum, carried, ldc, n);
   for (int vector = 0; vector < kNv; ++vector) {
     F chain[M];
 #pragma GCC unroll 16
-    for (int i = 0; i < M; ++i) chain[i] = now.begins ? Simd::zero() : Simd::load(buffer.chain[vector][i]);
-    for (int b = 0; b < now.blocks; ++b) {
-      if ((vector * now.blocks + b) % kNv == 0) multiply();
-      scale_block<kKind, M>(buffer.rows[1 - turn][b], now.entry + b * kEntryBytes, vector, buffer.sum[1 - turn][b], chain);
-    }
+    for (int i = 0; i < M; ++i) chain[i] = of.begins ? Simd::zero() : Simd::load(carried[vector][i]);
+    for (int b = 0; b < of.blocks; ++b) scale_block<kKind, M>(of.row[b], of.entry + b * kEntryBytes, vector, sum[b], chain);
     const int columns = n - 16 * vector < 16 ? n - 16 * vector : 16;
-    if (now.ends)
-      end_chain<M>(chain, now, columns, now.c + 16 * vector, ldc);
+    if (of.ends)
+      end_chain<M>(chain, of, columns, of.c + 16 * vector, ldc);
     else
 #pragma GCC unroll 16
-      for (int i = 0; i < M; ++i) Simd::store(buffer.chain[vector][i], chain[i]);
+      for (int i = 0; i < M; ++i) Simd::store(carried[vector][i], chain[i]);
   }
-  while (multiplied < next.blocks) multiply();
-}
-
-template <Kind kKind, int M = kTileRows>
-void batches(const Batch& next, const Batch& now, int turn, Buffers<kKind>& buffer, Index ldc, int n) {
-  if constexpr (M > 4)
-    if (now.rows <= M - 4) return batches<kKind, M - 4>(next, now, turn, buffer, ldc, n);
-  two_batches<kKind, M>(next, now, turn, buffer, ldc, n);
 }
 
 inline void configure(int sums) {
@@ -137,41 +157,38 @@ inline void configure(int sums) {
 }
 
 template <Kind kKind>
-void tile(Index blocks, int first, int last, const ActivationBlock* const* rows, int m, const char* panel, float* c,
-          Index ldc, int n, FetchAhead ahead) {
-  Buffers<kKind> buffer;
-  __builtin_memset(buffer.rows, 0, sizeof buffer.rows);  // rows that are not there give numbers that nobody reads
-  configure(kSums<kKind>);
+void tile(Index blocks, int first, int last, TileRows rows, int m, const char* panel, float* c, Index ldc, int n,
+          FetchAhead ahead) {
+  const auto* const block = reinterpret_cast<const ArrangedBlock*>(rows.arranged);
   const ChainOrder order(blocks);
   const int row_tiles = (m + kTileRows - 1) / kTileRows;
-  Batch now = {.blocks = 0, .rows = 0, .begins = true, .ends = true, .first = true, .entry = panel, .c = c};
+  Buffers<kKind> buffer;
+  Batch now = {.blocks = 0, .rows = 0, .begins = true, .ends = true, .first = true, .row = block, .entry = panel, .c = c};
   int turn = 0;
+  configure(kSums<kKind>);
   for (int chain = first; chain < last; ++chain) {
-    const Index steps = order.steps(chain), lines = ahead.lines * steps;
+    const Index begin = order.entry(chain, 0), steps = order.steps(chain), lines = ahead.lines * steps;
     for (int t = 0; t < row_tiles; ++t) {
       for (Index line = lines * t / row_tiles; line < lines * (t + 1) / row_tiles; ++line)
         if (ahead.begin + 64 * line < ahead.end) __builtin_prefetch(ahead.begin + 64 * line, 0, 2);
       const int row = kTileRows * t, here = m - row < kTileRows ? m - row : kTileRows;
       Index done = 0;
       do {  // a chain without blocks is a sum too
-        const Index number = order.entry(chain, done);
         const int some = steps - done < kBatch ? static_cast<int>(steps - done) : kBatch;
-        for (int b = 0; b < some; ++b)
-          for (int i = 0; i < here; ++i) {
-            const B line = Simd::load_bytes(rows[row + i] + number + b);
-            Simd::store_bytes64(&buffer.rows[turn][b][i], line);
-          }
-        const Batch next = {some,         here, done == 0, done + some == steps, chain == 0, panel + number * kEntryBytes,
-                            c + row * ldc};
-        batches<kKind>(next, now, turn, buffer, ldc, n);
+        Batch next;
+        next.blocks = some, next.rows = here;
+        next.begins = done == 0, next.ends = done + some == steps, next.first = chain == 0;
+        next.row = block + begin * row_tiles + t * steps + done;
+        next.entry = panel + (begin + done) * kEntryBytes;
+        next.c = c + row * ldc;
+        multiply<kKind>(next, buffer.sum[turn]);
+        scale<kKind>(now, buffer.sum[1 - turn], buffer.chain, ldc, n);
         now = next, turn = 1 - turn, done += some;
       } while (done < steps);
     }
     ahead.begin += 64 * lines;
   }
-  Batch none = now;
-  none.blocks = 0;
-  batches<kKind>(none, now, turn, buffer, ldc, n);
+  scale<kKind>(now, buffer.sum[1 - turn], buffer.chain, ldc, n);
   tiles_release();
 }
 
