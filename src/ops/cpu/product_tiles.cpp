@@ -51,8 +51,10 @@ class TileProduct {
   // Of every part, `rows.m` lines by `columns` columns. `turned`: the lines are the columns of c.
   void run(std::span<const ProductRows<BFloat16>> parts, Operand<BFloat16> column, Index columns, bool turned,
            const BFloat16* next) {
+    // For few columns, when reading lines is all that takes time, one tile of them: what is fetched ahead lies closer.
+    group_lines_ = columns <= kFewRows ? kTileLines : kGroup;
     Index groups = 0;
-    for (const auto& part : parts) groups += (part.m + kGroup - 1) / kGroup;
+    for (const auto& part : parts) groups += (part.m + group_lines_ - 1) / group_lines_;
     const Index blocks = (columns + kMostColumns - 1) / kMostColumns;
     turned_ = turned;
     for (Index i = 0; i < blocks; ++i) {
@@ -69,7 +71,7 @@ class TileProduct {
         packed_ = i > 0 ? groups : 0;
         group_ = 0;
         for (const auto& part : parts)
-          for (Index line = 0; line < part.m; line += kGroup, ++group_)
+          for (Index line = 0; line < part.m; line += group_lines_, ++group_)
             group(part, line, first, k0, std::min(most, k_ - k0), i + 1 == blocks ? next : nullptr);
       }
       kt_.bf16_tiles->end(sums_);
@@ -93,9 +95,9 @@ class TileProduct {
       std::fill(panels_ + panel * stride_ + units * width_, panels_ + (panel + 1) * stride_, 0u);
   }
 
-  // Lines [first, first + kGroup) of a part, over all blocks of the panels.
+  // Lines [first, first + group_lines_) of a part, over all blocks of the panels.
   void group(const ProductRows<BFloat16>& part, Index first, Index column, Index k0, Index depth, const BFloat16* next) {
-    const Index lines = std::min(kGroup, part.m - first);
+    const Index lines = std::min(group_lines_, part.m - first);
     for (Index p = 0; p < depth; p += kBlock) {
       const Index here = std::min(kBlock, depth - p);
       TileBlock b = {};
@@ -156,20 +158,19 @@ class TileProduct {
     }
   }
 
-  // What is read after the block at p of a group of lines: the group's next block, the next group's first, or the memory
-  // that comes after all. A kilobyte of every line, and as many of them as a block takes time for.
+  // What is read after a group of lines, to be fetched during its blocks: the next group, or the memory that comes after
+  // all, as one stream where lines lie one after another, else block by block.
   Runs after(const ProductRows<BFloat16>& part, Index first, Index k0, Index depth, Index p, const BFloat16* next) {
     if (!turned_) return {};  // lines that are rows, and near
-    Index count = std::min(kGroup, part.m - first), from = k0 + p + kBlock;
-    const BFloat16* const* line = part.a.line + first;
-    if (p + kBlock >= depth) {
-      line += kGroup, from = k0, count = std::min(kGroup, part.m - first - kGroup);
-      if (count <= 0) line = part.a.line, from = k0 + depth, count = from < k_ ? std::min(kGroup, part.m) : 0;
-    }
-    for (Index i = 0; i < count; ++i) run_[i] = line[i] + from;
-    if (count == 0 && next)
-      for (; count < kGroup; ++count) run_[count] = next + count * k_;  // lines as long as these
-    return {run_, count};
+    const BFloat16* const* line = part.a.line + first + group_lines_;
+    Index count = std::min(group_lines_, part.m - first - group_lines_), from = k0 + p;
+    if (count <= 0 && k0 + depth < k_) line = part.a.line, count = std::min(group_lines_, part.m), from += depth;
+    const BFloat16* const stream = count <= 0                                               ? next
+                                   : depth == k_ && (count == 1 || line[1] - line[0] == k_) ? line[0]
+                                                                                            : nullptr;
+    if (stream) count = group_lines_;
+    for (Index i = 0; i < count; ++i) run_[i] = stream ? stream + group_lines_ * p + kBlock * i : line[i] + from;
+    return {run_, std::max<Index>(count, 0)};
   }
 
   const KernelTable& kt_;
@@ -178,6 +179,7 @@ class TileProduct {
   std::uint32_t *panels_, *tiles_, *pairs_;
   Index columns_ = 0, width_ = 0, stride_ = 0;  // of the panels
   bool keep_ = false;
+  Index group_lines_ = kGroup;
   Index group_ = 0, packed_ = 0;  // the group's number, and how many are packed
   const void* run_[kGroup];
   TileSums sums_ = {};
