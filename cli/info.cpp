@@ -116,7 +116,11 @@ std::string report(const Json& info) {
 void add_info(CLI::App& program) {
   CLI::App* command = add_command(
       program, "info", "Show build options, CPU features in use, CUDA support and libraries; or what a model is");
-  command->footer("Examples:\n  dsmoe info --json\n  dsmoe info Qwen3-30B-A3B");
+  command->footer(
+      "Examples:\n  dsmoe info --json\n  dsmoe info Qwen3-30B-A3B\n\n"
+      "DSMOE_CPU_ISA in the environment chooses other kernels than the best for this processor: amx, avx512bf16, "
+      "avx512vnni, "
+      "avx512, avxvnni, avx2 or generic.");
   const auto model = std::make_shared<std::string>();
   command->add_option("MODEL", *model, "Folder or .gguf file: tell its family, what it needs and what is not supported");
   const auto json = std::make_shared<bool>(false);

@@ -7,7 +7,8 @@
 namespace dsmoe::cpu {
 
 // Operations per second of all threads together, multiply-adds in registers only; for bf16 the dot products of pairs
-// where the processor has them, for quantized types those of 8-bit integers.
+// where the processor has them, for quantized types those of 8-bit integers, and for both products of tiles where it has
+// those.
 double peak_flops(Context& ctx, DType dtype, double seconds = 0.05);
 
 // Bytes per second that all threads together read from memory, in long streams.

@@ -22,7 +22,8 @@ struct Operand {
 };
 
 // The rule for a sum over k, which fixes the bits of every result: chains over blocks of kDepth units
-// (f32 numbers, or bf16 pairs), and the blocks' sums added in order.
+// (f32 numbers, or bf16 pairs), and the blocks' sums added in order. Where the processor multiplies tiles of bf16, the
+// steps of a chain are theirs (bf16_tiles.h).
 inline constexpr Index kDepth = 256;
 // Rows and columns of one block: what is packed of a and fetched of b stays in the second-level cache.
 inline constexpr Index kMaxRows = 168;
