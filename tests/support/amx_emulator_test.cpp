@@ -91,6 +91,27 @@ TEST_F(AmxFaults, Shapes) {
   expect_fault([&] { tile_store<1>(memory, 64); }, "row 4 is the first, and tmm1 has 4 rows");
 }
 
+TEST_F(AmxFaults, Memory) {
+  tiles_configure(three_tiles(16, 64, 16, 64, 16, 64));
+  const auto load = [](std::uintptr_t from) {
+    ::signal(SIGSEGV, SIG_DFL);  // instead of a sanitizer's
+    tile_load<0>(reinterpret_cast<const void*>(from), 64);
+  };
+  EXPECT_EXIT(load(64), ::testing::KilledBySignal(SIGSEGV), "");
+  EXPECT_EXIT(load(std::uintptr_t{1} << 63), ::testing::KilledBySignal(SIGSEGV), "");
+}
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+TEST_F(AmxFaults, ASanitizerSeesTilesOutsideOfTheirMemory) {
+  std::vector<unsigned char> memory(16 * 64 - 1);
+  tiles_configure(three_tiles(16, 64, 16, 64, 16, 64));
+  expect_fault([&] { tile_load<0>(memory.data(), 64); }, "heap-buffer-overflow");
+  expect_fault([&] { tile_store<0>(memory.data(), 64); }, "heap-buffer-overflow");
+}
+#endif
+#endif
+
 // The assembler refuses to write these: tdpbssd and tdpbf16ps with VEX in bytes.
 TEST_F(AmxFaults, OneTileTwiceInAProduct) {
   tiles_configure(three_tiles(16, 64, 16, 64, 16, 64));

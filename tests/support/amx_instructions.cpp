@@ -121,6 +121,11 @@ asm(R"(
     dsmoe_access_without_base \kind, 6, \scale, 0x20000040
   .endr
 .endr
+77:  # tileloadd 0x20000040(,%rsi,1), %tmm6, with the bit that lengthens the base, where there is none
+  .byte 0xc4, 0xc2, 0x7b, 0x4b, 0x34, 0x35
+  .long 0x20000040
+  ret
+  dsmoe_record 0, 6, 1, 1, 0x20000040
 .irp kind, 0, 1, 3
   dsmoe_access_on_stack \kind, 2, 0, 0, (%rsp)
   dsmoe_access_on_stack \kind, 7, 1, 0x40, 0x40(%rsp,%rax,1)
@@ -143,7 +148,8 @@ dsmoe_load_nearby_config:
   ldtilecfg dsmoe_nearby_config+0x10(%rip)
   ret
 dsmoe_store_nearby_config:
-  sttilecfg dsmoe_nearby_config+0x10(%rip)
+  .byte 0xc4, 0xc2, 0x79, 0x49, 0x05  # sttilecfg dsmoe_nearby_config+0x10(%rip), with that bit
+  .long dsmoe_nearby_config + 0x10 - (. + 4)
   ret
 .pushsection .data
 dsmoe_nearby_config:

@@ -1,10 +1,13 @@
 // What loads, stores and configures tiles: every form of an address, and the state. Where the processor has AMX, nothing is
 // emulated: then these tests hold the model against the processor.
+#include "support/amx_tiles.h"
+
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
 #include <array>
 
+#include "core/cpu.h"
 #include "support/amx_calls.h"
 #include "support/amx_instructions.h"
 
@@ -197,6 +200,41 @@ TEST_F(AmxTiles, TheFirstRow) {
   tiles_configure(config);
   tile_dot_int8<0, 1, 2>();
   EXPECT_EQ(stored_config(), bytes_of(done));
+}
+
+// No instruction shows this, so the emulator alone is asked.
+TEST(AmxTilesInMemory, AreZeroOutsideOfTheirShapes) {
+  TileConfig config;
+  for (int t = 0; t < 3; ++t) config.set(t, 3, 12);
+  const model::Bytes infinities = [] {
+    model::Tile all(16, 64);
+    for (int row = 0; row < 16; ++row)
+      for (int column = 0; column < 16; ++column) all.set_word(row, column, 0x7f807f80);
+    return all.data;
+  }();
+  const auto is_zero_outside = [](const Tile& tile) {
+    for (int row = 0; row < kTileRows; ++row)
+      for (int byte = row < 3 ? 12 : 0; byte < kTileRowBytes; ++byte)
+        if (tile[row][byte] != 0) return false;
+    return true;
+  };
+  Tiles tiles{};
+  tiles.load_config(&config);
+  for (Tile& tile : tiles.tile) std::memset(tile, 0xff, sizeof tile);
+  for (int t = 0; t < 3; ++t) tiles.load("", t, reinterpret_cast<std::uintptr_t>(infinities.data()), 64);
+  EXPECT_TRUE(is_zero_outside(tiles.tile[1]));
+  EXPECT_EQ(std::memcmp(tiles.tile[1][2], infinities.data(), 12), 0);
+  if (!cpu_features().avx2) GTEST_SKIP() << "products need AVX2 and FMA";
+  tiles.dot_bf16("", 0, 1, 2);
+  EXPECT_TRUE(is_zero_outside(tiles.tile[0]));
+  tiles.dot_bytes("", 0, 1, 2, true, true);
+  EXPECT_TRUE(is_zero_outside(tiles.tile[0]));
+  tiles.tile[0][9][9] = 1;
+  tiles.zero("", 0);
+  EXPECT_TRUE(is_zero_outside(tiles.tile[0]));
+  tiles.tile[5][9][9] = 1;
+  tiles.load_config(&config);
+  EXPECT_EQ(tiles.tile[5][9][9], 0);
 }
 
 }  // namespace
