@@ -30,20 +30,20 @@ struct alignas(64) ArrangedBlock {
 static_assert(sizeof(ArrangedBlock) == kTileRows * (kQuantBlock + 2 * 4));
 
 void arrange(Index blocks, const ActivationBlock* const* rows, int m, char* to) {
-  auto* const block = reinterpret_cast<ArrangedBlock*>(to);
+  auto* into = reinterpret_cast<ArrangedBlock*>(to);
   const ChainOrder order(blocks);
-  const Index row_tiles = (m + kTileRows - 1) / kTileRows;
-  for (Index row = 0; row < row_tiles * kTileRows; ++row) {
-    const Index t = row / kTileRows, i = row % kTileRows;
-    for (Index chain = 0; chain < kQuantChains; ++chain) {
-      const Index begin = order.entry(chain, 0), steps = order.steps(chain);
-      for (Index step = 0; step < steps; ++step) {
-        ArrangedBlock& into = block[begin * row_tiles + t * steps + step];
-        const ActivationBlock none = {};
-        const ActivationBlock& from = row < m ? rows[row][begin + step] : none;
-        __builtin_memcpy(into.q[i], from.q, sizeof from.q);
-        into.scale[i] = from.scale;
-        into.total[i] = from.total;
+  for (Index chain = 0; chain < kQuantChains; ++chain) {
+    const Index begin = order.entry(chain, 0), end = begin + order.steps(chain);
+    for (int first = 0; first < m; first += kTileRows) {
+      const int here = m - first < kTileRows ? m - first : kTileRows;
+      for (Index number = begin; number < end; ++number, ++into) {
+        if (here < kTileRows) __builtin_memset(into, 0, sizeof *into);
+        for (int i = 0; i < here; ++i) {
+          const ActivationBlock& from = rows[first + i][number];
+          __builtin_memcpy(into->q[i], from.q, sizeof from.q);
+          into->scale[i] = from.scale;
+          into->total[i] = from.total;
+        }
       }
     }
   }
