@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 
@@ -77,7 +78,10 @@ Facts program_facts() {
                           : cpu.avx512      ? "avx512"
                           : cpu.avx2        ? "avx2"
                                             : "generic";
-  return {{"program", program_hash()}, {"instruction set", fmt::format("{}{}", set, cpu.avx512_vnni ? "-vnni" : "")}};
+  const char* const wanted = std::getenv("DSMOE_CPU_ISA");  // chooses kernels, see ops/cpu/kernels.h
+  return {{"program", program_hash()},
+          {"instruction set", fmt::format("{}{}", set, cpu.avx512_vnni ? "-vnni" : "")},
+          {"DSMOE_CPU_ISA", wanted ? wanted : ""}};
 }
 
 }  // namespace dsmoe::parallel

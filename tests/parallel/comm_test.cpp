@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <fstream>
 
 #include "parallel/comm_checks.h"
@@ -80,6 +81,9 @@ TEST(ParallelSame, NamesTheDifference) {
   const Facts facts = program_facts();
   EXPECT_EQ(facts, program_facts());
   EXPECT_EQ(facts.front().second.size(), 16u);
+  // Kernels that a rank was told to use are a fact too: bf16 has other bits with some.
+  const char* const kernels = std::getenv("DSMOE_CPU_ISA");
+  EXPECT_EQ(facts.back(), std::pair(std::string("DSMOE_CPU_ISA"), std::string(kernels ? kernels : "")));
 }
 
 TEST(ParallelWorld, OneProcessIsAlone) {
