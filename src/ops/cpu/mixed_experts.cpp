@@ -64,18 +64,20 @@ void experts_gate_up_mixed(Context& ctx, const Experts& w, const ExpertRows& row
   const MixedRows in(ctx, x.data<float>(), rows.tokens, w.model_width(), rounded_for(rows, 0, w.count(), quantized));
   std::vector<Task> tasks;
   std::vector<Index> h_at;  // where an expert's rows begin in h
-  Index numbers = 0, most_cols = 0, all_cols = 0;
+  Index numbers = 0, most_cols = 0, streamed = 0;
+  const auto count_of = [&](Index e) { return rows.offset[z(e) + 1] - rows.offset[z(e)]; };
   const std::vector<Index> used = used_experts(rows);
-  for (const Index e : used) all_cols += w.width(e);
+  for (const Index e : used) streamed += count_of(e) <= kQuantFewRows ? w.width(e) : 0;
+  StreamCuts streams(ctx, streamed);
   for (Index e = 0; e < w.count(); ++e) {
     h_at.push_back(numbers);
-    const Index count = rows.offset[z(e) + 1] - rows.offset[z(e)], width = w.width(e);
-    const Index cols = mixed_columns_per_task(ctx, count <= kQuantFewRows ? all_cols : width, count);
-    most_cols = std::max(most_cols, cols);
+    const Index count = count_of(e), width = w.width(e), cols = panel_columns_per_task(ctx, width);
     numbers += count * width;
-    const std::vector<Index> cuts = mixed_cuts(width, cols, count > 0 && count <= kQuantFewRows && e == used.back());
     each_piece(rows.offset[z(e)], rows.offset[z(e) + 1], [&](Index row, Index here) {
-      for (std::size_t c = 0; c + 1 < cuts.size(); ++c) tasks.push_back({e, row, here, cuts[c], cuts[c + 1] - cuts[c]});
+      for (Index c = 0; c < width; c += tasks.back().cols) {
+        tasks.push_back({e, row, here, c, count <= kQuantFewRows ? streams.take(width - c) : std::min(cols, width - c)});
+        most_cols = std::max(most_cols, tasks.back().cols);
+      }
     });
   }
   float* const out = h.data<float>();
@@ -119,15 +121,17 @@ void experts_down_combine_mixed(Context& ctx, const Experts& w, const ExpertRows
     MixedRows rows;
   };
   const std::vector<Index> used = used_experts(rows);
-  const Index cols = mixed_columns_per_task(ctx, model, rows.tokens);
-  if (rows.tokens <= kQuantFewRows) {  // the first columns, while this thread rounds the rows
+  const bool few = rows.tokens <= kQuantFewRows;
+  const std::vector<Index> cuts = few ? StreamCuts::of(ctx, model) : panel_cuts(ctx, model);
+  const auto tasks = static_cast<Index>(cuts.size()) - 1;
+  if (few && !used.empty()) {  // where the threads will begin, while this one rounds the rows
+    constexpr Index kFirstRows = 64;
     std::array<std::span<const std::byte>, ThreadPool::kMaxComing> coming;
-    const std::size_t n = std::min(coming.size(), used.size());
-    for (std::size_t u = 0; u < n; ++u) {
-      const MixedMatrix down = mixed(w.down_matrix(used[u]));
-      coming[u] = {reinterpret_cast<const std::byte*>(down.data),
-                   static_cast<std::size_t>(std::min(2 * cols, model) * down.row_bytes)};
-    }
+    const MixedMatrix down = mixed(w.down_matrix(used[0]));
+    const std::size_t n = std::min({coming.size(), z(ctx.threads()), z(tasks)});
+    for (std::size_t i = 0; i < n; ++i)
+      coming[i] = {reinterpret_cast<const std::byte*>(down.row(cuts[i])),
+                   z(std::min(kFirstRows, cuts[i + 1] - cuts[i]) * down.row_bytes)};
     ctx.pool().coming_up(std::span(coming).first(n));
   }
   std::vector<Group> groups;
@@ -145,9 +149,8 @@ void experts_down_combine_mixed(Context& ctx, const Experts& w, const ExpertRows
     widest = std::max(widest, width);
     e = end;
   }
-  const std::vector<Index> cuts = mixed_cuts(model, cols, rows.tokens <= kQuantFewRows);
-  const auto tasks = static_cast<Index>(cuts.size()) - 1;
-  const Index block_size = std::max(kQuantFewRows * cols, kMixedRows * kt.quant->nr);
+  const Index most_cols = tasks > 0 ? cuts[1] : 0;  // the first is the widest
+  const Index block_size = std::max(kQuantFewRows * most_cols, kMixedRows * kt.quant->nr);
   float* const sum = y.data<float>();
   // One task owns a block of columns of all tokens, so it may add to them without any lock and always in the same order.
   const auto node = [&](Index task) { return ctx.pool().nodes().node_of(cuts[static_cast<std::size_t>(task)], model); };

@@ -18,19 +18,19 @@ void linear_mixed(Context& ctx, const Tensor& x, std::span<const Projection> pro
   // The rows are rounded once for all matrices.
   const MixedRows rows(ctx, x.data<float>(), tokens, k,
                        {.few = quantized && last_rows <= kQuantFewRows, .many = quantized && tokens > kQuantFewRows});
-  const Index cols = mixed_columns_per_task(ctx, n, tokens);
   struct Task {
     MixedMatrix matrix;
     Tensor* y;
     Index col, cols;
   };
   std::vector<Task> tasks;
+  StreamCuts streams(ctx, n);
   for (const Projection& p : projections) {
     const DType dtype = p.w->dtype();
     const MixedMatrix matrix{static_cast<const char*>(p.w->raw()), dtype, static_cast<Index>(row_bytes(dtype, k))};
-    const bool finer = tokens <= kQuantFewRows && &p == &projections.back();
-    const std::vector<Index> cuts = mixed_cuts(p.w->dim(0), cols, finer);
-    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) tasks.push_back({matrix, p.y, cuts[i], cuts[i + 1] - cuts[i]});
+    const Index width = p.w->dim(0), cols = panel_columns_per_task(ctx, n);
+    for (Index c = 0; c < width; c += tasks.back().cols)
+      tasks.push_back({matrix, p.y, c, tokens <= kQuantFewRows ? streams.take(width - c) : std::min(cols, width - c)});
   }
   const auto col_blocks = static_cast<Index>(tasks.size());
   const auto node = [&](Index i) {

@@ -38,18 +38,37 @@ MixedRows::MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedF
   });
 }
 
-Index mixed_columns_per_task(const Context& ctx, Index n, Index rows) {
-  const Index panel = kernels().quant->nr, wanted = n / ((rows <= kQuantFewRows ? 16 : 4) * ctx.threads());
-  return std::clamp<Index>(wanted / panel * panel, panel, 256);
+Index panel_columns_per_task(const Context& ctx, Index n) {
+  const Index panel = kernels().quant->nr;
+  return std::clamp<Index>(n / (4 * ctx.threads()) / panel * panel, panel, 256);
 }
 
-std::vector<Index> mixed_cuts(Index n, Index cols, bool finer) {
-  constexpr Index kFinest = 16;  // sums of this many columns are stored together
+std::vector<Index> panel_cuts(const Context& ctx, Index n) {
   std::vector<Index> cuts = {0};
-  while (cuts.back() < n) {
-    const Index left = n - cuts.back(), fine = std::max(left / 8 / kFinest, Index{1}) * kFinest;
-    cuts.push_back(cuts.back() + std::min({cols, left, finer ? fine : cols}));
+  while (cuts.back() < n) cuts.push_back(std::min(n, cuts.back() + panel_columns_per_task(ctx, n)));
+  return cuts;
+}
+
+// With several memory nodes tasks are sorted by node, which a long one would not follow.
+StreamCuts::StreamCuts(Context& ctx, Index columns)
+    : left_(columns), most_(ctx.pool().nodes().count() > 1 ? 256 : columns), threads_(ctx.threads()) {}
+
+Index StreamCuts::take(Index here) {
+  constexpr Index kFinest = 16;  // sums of this many columns are stored together
+  if (round_ == 0) {
+    size_ = std::clamp(left_ / (2 * threads_) / kFinest * kFinest, kFinest, std::max(most_, kFinest));
+    round_ = threads_;
   }
+  --round_;
+  const Index columns = std::min(size_, here);
+  left_ -= columns;
+  return columns;
+}
+
+std::vector<Index> StreamCuts::of(Context& ctx, Index n) {
+  StreamCuts streams(ctx, n);
+  std::vector<Index> cuts = {0};
+  while (cuts.back() < n) cuts.push_back(cuts.back() + streams.take(n - cuts.back()));
   return cuts;
 }
 

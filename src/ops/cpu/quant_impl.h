@@ -101,7 +101,7 @@ inline void add_chains(const float (*chain)[16], int n, float* c) {
   n == 16 ? Simd::store(c, sum) : Simd::store_n(c, sum, n);
 }
 
-constexpr Index kFetchDistance = 6144;  // bytes ahead of what is read
+constexpr Index kFetchDistance = 8192;  // bytes ahead of what is read
 
 template <class Type, int M>
 void few_rows(Index blocks, const ActivationChunk* const* rows, const char* w, Index row_bytes, Index n, float* c,
