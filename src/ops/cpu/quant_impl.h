@@ -103,8 +103,9 @@ inline void add_chains(const float (*chain)[16], int n, float* c) {
 
 constexpr Index kFetchDistance = 8192;  // bytes ahead of what is read
 
+// (flatten: GCC calls what reads scales and codes otherwise, and hands them over in memory.)
 template <class Type, int M>
-void few_rows(Index blocks, const ActivationChunk* const* rows, const char* w, Index row_bytes, Index n, float* c,
+__attribute__((flatten)) void few_rows(Index blocks, const ActivationChunk* const* rows, const char* w, Index row_bytes, Index n, float* c,
               Index ldc, const char* next) {
   using Block = typename Type::Block;
   constexpr Index kChunkBytes = sizeof(Block) * kChunkBlocks<Type>;
