@@ -104,7 +104,8 @@ TEST(OpsMixed, StreamsAreLongAtFirstAndShortAtTheEnd) {
   EXPECT_TRUE(std::equal(begin.begin(), begin.end(), cuts.begin()));
   EXPECT_EQ(cuts[cuts.size() - 2], 2048 - 16);
 
-  // Of three matrices of 1000 columns, past the end of which no task goes: rounds of 3000 / 4, then of half of what is left.
+  // Of three matrices of 1000 columns, past the end of which no task goes: rounds of 3000 / 4, then of half of what is
+  // left.
   cpu::StreamCuts streams(ctx, 3000);
   EXPECT_EQ(streams.take(1000), 736);
   EXPECT_EQ(streams.take(264), 264);

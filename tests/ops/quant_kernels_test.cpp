@@ -62,9 +62,9 @@ Tensor product(const QuantKernels& quant, DType dtype, const Tensor& x, const Te
                   FetchAhead{from, from + bytes, 2});
     }
   }
-  for (Index i = 0; !many && i < m; i += kQuantFewRows)
+  for (Index i = 0; !many && i < m; i += kQuantFewRows)  // what is fetched ahead, and from where, changes nothing
     type.few(blocks, few_row.data() + i, static_cast<int>(std::min<Index>(kQuantFewRows, m - i)), from, bytes, n,
-             c.data<float>() + i * n, n, nullptr);
+             c.data<float>() + i * n, n, {.distance = (997 * m + 4096 * i) % 20000, .next = n % 2 == 0 ? from : nullptr});
   return c;
 }
 

@@ -70,17 +70,18 @@ class MixedProduct {
   const ActivationBlock* arranged_row_[kMixedRows];
 };
 
-// Columns of a matrix that one task takes of many rows: whole panels, and enough that what is fetched of the rows serves them.
+// Columns of a matrix that one task takes of many rows: whole panels, and enough that what is fetched of the rows serves
+// them.
 Index panel_columns_per_task(const Context& ctx, Index n);
 std::vector<Index> panel_cuts(const Context& ctx, Index n);  // where the tasks of n columns begin, and n at the end
 
-// How the columns of a section with few rows, which is bound by reading weights, are cut into tasks. A thread reads fastest in
-// one long stream, so in each round every thread gets an equal task of half of all that is left; the last tasks are short, so
-// that no thread waits long for another's.
+// How the columns of a section with few rows, which is bound by reading weights, are cut into tasks. A thread reads fastest
+// in one long stream, so in each round every thread gets an equal task of half of all that is left; the last tasks are
+// short, so that no thread waits long for another's.
 class StreamCuts {
  public:
   StreamCuts(Context& ctx, Index columns);  // of all matrices
-  Index take(Index here);                         // columns of the next task, at most the `here` that are left of a matrix
+  Index take(Index here);                   // columns of the next task, at most the `here` that are left of a matrix
 
   static std::vector<Index> of(Context& ctx, Index n);  // as panel_cuts()
 

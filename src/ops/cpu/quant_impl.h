@@ -101,12 +101,10 @@ inline void add_chains(const float (*chain)[16], int n, float* c) {
   n == 16 ? Simd::store(c, sum) : Simd::store_n(c, sum, n);
 }
 
-constexpr Index kFetchDistance = 8192;  // bytes ahead of what is read
-
 // (flatten: GCC calls what reads scales and codes otherwise, and hands them over in memory.)
 template <class Type, int M>
-__attribute__((flatten)) void few_rows(Index blocks, const ActivationChunk* const* rows, const char* w, Index row_bytes, Index n, float* c,
-              Index ldc, const char* next) {
+__attribute__((flatten)) void few_rows(Index blocks, const ActivationChunk* const* rows, const char* w, Index row_bytes,
+                                       Index n, float* c, Index ldc, StreamAhead stream) {
   using Block = typename Type::Block;
   constexpr Index kChunkBytes = sizeof(Block) * kChunkBlocks<Type>;
   const Index chunks = blocks / kQuantChains;
@@ -117,8 +115,8 @@ __attribute__((flatten)) void few_rows(Index blocks, const ActivationChunk* cons
   for (Index j = 0; j < n; ++j) {
     F chain[M];
     for (int m = 0; m < M; ++m) chain[m] = Simd::zero();
-    const Index ahead = j * row_bytes + kFetchDistance;
-    const char* const fetch = ahead < bytes ? w + ahead : next ? next + (ahead - bytes) : w;
+    const Index ahead = j * row_bytes + stream.distance;
+    const char* const fetch = ahead < bytes ? w + ahead : stream.next ? stream.next + (ahead - bytes) : w;
     const auto* block = reinterpret_cast<const Block*>(w + j * row_bytes);
     for (Index t = 0; t < chunks; ++t, block += kChunkBlocks<Type>) {
       for (Index line = 0; line < kChunkBytes; line += 64) __builtin_prefetch(fetch + t * kChunkBytes + line, 0, 2);
@@ -140,9 +138,9 @@ __attribute__((flatten)) void few_rows(Index blocks, const ActivationChunk* cons
 
 template <class Type, int M = kQuantFewRows>
 void few(Index blocks, const ActivationChunk* const* rows, int m, const char* w, Index row_bytes, Index n, float* c,
-         Index ldc, const char* next) {
-  if (m == M) return few_rows<Type, M>(blocks, rows, w, row_bytes, n, c, ldc, next);
-  if constexpr (M > 1) few<Type, M - 1>(blocks, rows, m, w, row_bytes, n, c, ldc, next);
+         Index ldc, StreamAhead stream) {
+  if (m == M) return few_rows<Type, M>(blocks, rows, w, row_bytes, n, c, ldc, stream);
+  if constexpr (M > 1) few<Type, M - 1>(blocks, rows, m, w, row_bytes, n, c, ldc, stream);
 }
 
 // -----------------------------------------------------------------------------------------------------------------

@@ -71,11 +71,16 @@ struct FetchAhead {
   int lines = 0;
 };
 
+// How `few` fetches: so many bytes ahead of what it reads, and where reading goes on afterwards (may be null).
+struct StreamAhead {
+  Index distance;
+  const char* next = nullptr;
+};
+
 struct QuantType {
-  // c[m, n] for m <= kQuantFewRows rows and n weight rows that lie `row_bytes` apart; `next` (may be null) is where reading
-  // goes on afterwards.
+  // c[m, n] for m <= kQuantFewRows rows and n weight rows that lie `row_bytes` apart.
   void (*few)(Index blocks, const ActivationChunk* const* rows, int m, const char* w, Index row_bytes, Index n, float* c,
-              Index ldc, const char* next);
+              Index ldc, StreamAhead stream);
   // n <= nr weight rows to a panel, see panel_bytes(); rows past n hold anything.
   void (*pack)(Index blocks, const char* w, Index row_bytes, int n, char* panel);
   // c[m, n] for m <= mr rows: the chains [first, last), added to c unless first is 0. A few chains of a panel at a time
