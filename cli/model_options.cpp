@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <iostream>
 #include <optional>
 
@@ -79,7 +80,11 @@ GenerateOptions SamplingFlags::options(const Model& model) const {
 }
 
 std::string read_text(const std::string& path) {
-  return path == "-" ? io::read_text(std::cin, "standard input") : io::read_text(path);
+  if (path != "-") return io::read_text(path);
+  std::string text = io::read_text(std::cin, "standard input");
+  if (std::ferror(stdin) != 0)  // std::cin takes an error for the end
+    fail(ErrorCode::kIo, "reading standard input failed; give it a file or a pipe");
+  return text;
 }
 
 }  // namespace dsmoe::cli

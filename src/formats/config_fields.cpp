@@ -46,7 +46,8 @@ bool usual_scale(const Json& v, const Json&, const ModelConfig& c) {
 bool routed_experts(const Json& v, const Json&, const ModelConfig& c) { return v == c.routed_experts(); }
 bool shared_experts(const Json& v, const Json&, const ModelConfig& c) { return v == c.shared_experts(); }
 bool shared_width(const Json& v, const Json&, const ModelConfig& c) {
-  return v == c.shared_experts() * c.moe_intermediate_size;
+  Index width = 0;  // without routed experts nothing has checked the two
+  return !__builtin_mul_overflow(c.shared_experts(), c.moe_intermediate_size, &width) && v == width;
 }
 bool experts_per_token(const Json& v, const Json&, const ModelConfig& c) { return v == c.experts_per_token(); }
 bool scoring(const Json& v, const Json&, const ModelConfig& c) { return v == c.scoring_func; }

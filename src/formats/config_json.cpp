@@ -7,6 +7,7 @@
 #include <fstream>
 #include <limits>
 #include <set>
+#include <type_traits>
 
 #include "core/fail.h"
 #include "core/json_read.h"
@@ -269,6 +270,7 @@ ModelConfig ModelConfig::with(const std::vector<std::string>& assignments) const
   ModelConfig config = *this;
   visit_fields(config, Reader(changes, family));
   if (family.finish) family.finish(config);
+  config.validate();  // before lists with an entry for each layer are written
   const ModelConfig read = from_json(config.to_json(), "the changed config");  // as its file would be
   return source_json.empty() ? config : read;
 }
@@ -321,7 +323,9 @@ std::string ModelConfig::to_json() const {
     Json now = to_value(value);
     const bool same = now == unchanged[field];
     const std::string name = name_in(out, family, field);
-    const bool list = now.is_number() && is_list(out, family, name);
+    using Value = std::remove_cvref_t<decltype(value)>;
+    constexpr bool kMayBeList = std::is_same_v<Value, Index> || std::is_same_v<Value, std::optional<Index>>;
+    const bool list = kMayBeList && now.is_number() && is_list(out, family, name);
     const bool stale = list && !fresh && num_hidden_layers != before.num_hidden_layers;
     if (name.empty() || (same && !stale && (!fresh || (only_when_set(family, field) && !list)))) return;
     out[name] = list ? Json(std::vector<Json>(static_cast<std::size_t>(num_hidden_layers), now)) : std::move(now);

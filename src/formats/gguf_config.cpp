@@ -354,7 +354,8 @@ io::GgufMetadata gguf_metadata(const ModelConfig& c, const std::string& name) {
   if (a.any_score) put("expert_gating_func", c.scoring_func == "sigmoid" ? 2 : 1);
   if (a.normalised == GgufRule::kKey) m.set(key("expert_weights_norm"), GgufValue::boolean(c.norm_topk_prob));
   if (a.layer_step) put("interleave_moe_layer_step", 1);
-  if (a.shared_width) put("expert_shared_feed_forward_length", c.shared_experts() * c.moe_intermediate_size);
+  if (a.shared_width && c.routed_experts() > 0)
+    put("expert_shared_feed_forward_length", c.shared_experts() * c.moe_intermediate_size);
   m.set(kModelJson, GgufValue::string(c.to_json()));
   return m;
 }

@@ -7,7 +7,6 @@
 #include "core/log.h"
 #include "core/printable.h"
 #include "formats/gguf_scores.h"
-#include "tokenizer/byte_level.h"
 
 namespace dsmoe {
 
@@ -100,16 +99,20 @@ std::string pipeline_name(const Json& file) {
 // added token, which other readers of such files do.
 bool prefix_space(const Json& file) {
   const Json pre = file.value("pre_tokenizer", Json()), normalizer = file.value("normalizer", Json());
-  const auto type = [](const Json& part) { return part.is_object() ? part.value("type", "") : std::string(); };
+  const auto text = [](const Json& part, const char* key) {
+    return part.is_object() ? json_read::get_or<std::string>(part, key, "", "tokenizer.json") : std::string();
+  };
+  const auto type = [&](const Json& part) { return text(part, "type"); };
   const std::string mark = "\u2581";
-  if (type(pre) == "Metaspace" && normalizer.is_null() && pre.value("replacement", "") == mark && !pre.value("split", true))
-    return pre.value("prepend_scheme", "always") != "never";
+  if (type(pre) == "Metaspace" && normalizer.is_null() && text(pre, "replacement") == mark &&
+      !json_read::get_or(pre, "split", true, "tokenizer.json"))
+    return text(pre, "prepend_scheme") != "never";
   // Braces alone would be a copy for one compiler and a list for another.
   const Json steps =
       type(normalizer) == "Sequence" ? normalizer.value("normalizers", Json::array()) : Json::array({normalizer});
-  const bool prefix = !steps.empty() && type(steps[0]) == "Prepend" && steps[0].value("prepend", "") == mark;
+  const bool prefix = !steps.empty() && type(steps[0]) == "Prepend" && text(steps[0], "prepend") == mark;
   const Json marks = steps.size() == (prefix ? 2u : 1u) ? steps.back() : Json();
-  if (!pre.is_null() || type(marks) != "Replace" || marks.value("content", "") != mark ||
+  if (!pre.is_null() || type(marks) != "Replace" || text(marks, "content") != mark ||
       marks.value("pattern", Json()) != Json::object({{"String", " "}}))
     cannot_carry("only a mark for every space, and perhaps one in front, is known there for a vocabulary of characters");
   return prefix;
@@ -242,17 +245,11 @@ bool same_model(const GgufMetadata& m, const Tokenizer& tokenizer) {
   return true;
 }
 
-// As tokenizer.json writes a token.
-std::string token_text(const Tokenizer& tokenizer, std::int32_t id) {
-  std::string bytes(tokenizer.bytes(id));
-  return tokenizer.id_of(bytes) == id ? bytes : byte_level::encode(bytes);
-}
-
-// A post_processor that puts these tokens around a text.
-Json post_processor(const Tokenizer& tokenizer, bool bos, bool eos) {
+// A post_processor that puts these tokens around a text; `texts` are as tokenizer.json writes them.
+Json post_processor(const Tokenizer& tokenizer, const std::vector<std::string>& texts, bool bos, bool eos) {
   Json before = Json::array(), after = before, names = Json::object();
   const auto put = [&](Json& side, std::int32_t id) {
-    const std::string text = token_text(tokenizer, id);
+    const std::string& text = texts.at(static_cast<std::size_t>(id));
     side.push_back({{"SpecialToken", {{"id", text}, {"type_id", 0}}}});
     names[text] = {{"id", text}, {"ids", {id}}, {"tokens", {text}}};
   };
@@ -277,12 +274,14 @@ Tokenizer with_keys(const GgufMetadata& m, const Tokenizer& tokenizer) {
   auto config = text.empty() ? json_read::OrderedJson::object()
                              : json_read::parse_object<json_read::OrderedJson>(text, "tokenizer_config.json");
   bool changed = false;
+  const std::vector<std::string> texts = m.texts(kTokens);
   const auto name = [&](const char* key, const char* field, std::optional<std::int32_t> now) {
     if (!m.contains(key) || m.integer(key) == now.value_or(-1)) return;
     const std::int64_t id = m.integer(key);
-    if (id < 0 || id >= tokenizer.vocab_size())
-      fail(ErrorCode::kFormat, "{}: {} is {}, but there are {} tokens", m.where(), key, id, tokenizer.vocab_size());
-    config[field] = token_text(tokenizer, static_cast<std::int32_t>(id));
+    const auto tokens = std::min<std::int64_t>(tokenizer.vocab_size(), static_cast<std::int64_t>(texts.size()));
+    if (id < 0 || id >= tokens)
+      fail(ErrorCode::kFormat, "{}: {} is {}, but there are {} tokens", m.where(), key, id, tokens);
+    config[field] = texts[static_cast<std::size_t>(id)];
     changed = true;
   };
   name(kBos, "bos_token", tokenizer.bos_id());
@@ -300,7 +299,7 @@ Tokenizer with_keys(const GgufMetadata& m, const Tokenizer& tokenizer) {
   if (then.bos == bos && then.eos == eos) return edited;
   // tokenizer.json says itself what stands around a text, and its word is the one that counts.
   Json file = json_read::parse(edited.to_json(), "tokenizer.json");
-  file["post_processor"] = post_processor(edited, bos, eos);
+  file["post_processor"] = post_processor(edited, texts, bos, eos);
   return Tokenizer::from_json(file.dump(), edited.config_json(), jinja);
 }
 

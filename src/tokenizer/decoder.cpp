@@ -42,6 +42,9 @@ Decoder read_steps(const nlohmann::json& steps) {
       out.mark = json_read::get<std::string>(pattern, "String", kWhere);
       out.space = json_read::get<std::string>(step, "content", kWhere);
       if (out.mark.empty()) fail(ErrorCode::kFormat, "{}: Replace of nothing", kWhere);
+      if (out.space.size() > out.mark.size())  // then texts could become as long as a file makes them
+        fail(ErrorCode::kUnsupported, "{}: Replace of {} by something longer is not supported", kWhere,
+             in_quotes(out.mark));
     }
     bytes |= type == "ByteFallback", fused |= type == "Fuse";
     if (type != "Strip") continue;

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "cli/run_program.h"
+#include "support/files.h"
 #include "support/temp_folder.h"
 
 namespace dsmoe::testing {
@@ -100,6 +101,13 @@ TEST_F(Mistakes, WrongModelsAndFiles) {
   EXPECT_TRUE(
       fails(run_program({"tokenize", "-m", kTokenizer, "-f", "/dev/zero"}), 1, {"/dev/zero is a device; give a file"}));
   EXPECT_TRUE(fails(run_program({"tokenize", "-m", kTokenizer, "--decode", "17464", "999999"}), 1, {"no token 999999"}));
+}
+
+TEST_F(Mistakes, AnErrorOfStandardInputIsNotItsEnd) {
+  const std::string command = std::string("'") + DSMOE_PROGRAM + "' tokenize -m '" + kTokenizer + "' -f - <'" +
+                              folder_.path().string() + "' >'" + path("out") + "' 2>&1";
+  EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1);
+  EXPECT_NE(testing::read_bytes(path("out")).find("reading standard input failed"), std::string::npos);
 }
 
 TEST_F(Mistakes, AnEmptyPromptIsNotStandardInput) {

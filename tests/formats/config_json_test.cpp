@@ -359,6 +359,17 @@ TEST(ConfigJson, FieldsCanBeChangedByName) {
   EXPECT_TRUE(refused_set("num_hidden_layers", {"FIELD=VALUE"}));
   EXPECT_TRUE(refused_set("num_hidden_layers=many", {"num_hidden_layers", "whole number"}));
   EXPECT_TRUE(refused_set("num_hidden_layers=-1", {"num_hidden_layers"}));
+  const ModelConfig lists = ModelConfig::preset("hunyuan-a13b");  // whose file has an entry for each layer
+  for (const char* layers : {"-1", "0", "2000000000"})
+    EXPECT_TRUE(
+        testing::throws_error([&] { lists.with({std::string("num_hidden_layers=") + layers}); }, {"num_hidden_layers"}))
+        << layers;
+}
+
+TEST(ConfigJson, WidthsWithoutRoutedExpertsDoNotOverflow) {
+  EXPECT_TRUE(refused(R"({"n_shared_experts": 4611686018427387904, "moe_intermediate_size": 4,
+                          "moe_shared_expert_intermediate_size": 1})",
+                      {"moe_shared_expert_intermediate_size"}));
 }
 
 }  // namespace

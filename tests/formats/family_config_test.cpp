@@ -205,6 +205,8 @@ TEST(FamilyConfig, NumbersPerLayerOfHunyuan) {
   EXPECT_TRUE(refused(hunyuan(R"(, "num_shared_expert": [])"), {"num_shared_expert is []"}));
   EXPECT_TRUE(
       refused(hunyuan(R"(, "moe_intermediate_size": 48)"), {"moe_intermediate_size is 48", "intermediate_size is 32"}));
+  EXPECT_TRUE(refused(hunyuan(R"(, "moe_intermediate_size": 11008)"), {"moe_intermediate_size is 11008"}))
+      << "the width that the reference's class has, said by a file";
   EXPECT_TRUE(refused(R"({"model_type": "qwen3_moe", "num_experts_per_tok": [8, 8]})", {"num_experts_per_tok is [8,8]"}))
       << "another family's files have no lists";
   // What is written has as many numbers as layers, in a file's own form.
@@ -215,6 +217,8 @@ TEST(FamilyConfig, NumbersPerLayerOfHunyuan) {
   EXPECT_EQ(other["moe_topk"], Json({3, 3}));
   EXPECT_EQ(other["num_experts"], 4);
   EXPECT_EQ(other["moe_intermediate_size"], Json({32, 32, 32})) << "what did not change stays";
+  const ModelConfig ended = read(hunyuan(R"(, "eos_token_id": [5])")).with({"num_hidden_layers=3"});
+  EXPECT_EQ(Json::parse(ended.to_json())["eos_token_id"], Json({5})) << "no number per layer";
   const Json fresh = Json::parse(ModelConfig::preset("hunyuan-a13b").to_json());
   for (const char* list : {"moe_topk", "moe_intermediate_size", "num_shared_expert"})
     EXPECT_EQ(fresh[list].size(), 32u) << list << ", which llama.cpp's converter reads as lists";

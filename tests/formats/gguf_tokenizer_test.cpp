@@ -299,6 +299,57 @@ TEST(GgufTokenizer, EditedScoresWin) {
   EXPECT_NE(tokenizer_from_gguf(m)->to_json(), json);
 }
 
+TEST(GgufTokenizer, EditedKeysOfCharactersWin) {
+  const auto edited = [](const char* key, std::uint32_t id) {
+    GgufMetadata m = characters();
+    m.set(key, GgufValue::u32(id));
+    return *tokenizer_from_gguf(m);
+  };
+  const std::vector<std::string> texts = characters().texts("tokenizer.ggml.tokens");
+  const auto marked =
+      std::find_if(texts.begin() + 300, texts.end(), [](const std::string& t) { return t.starts_with("▁"); });
+  const auto word = static_cast<std::uint32_t>(marked - texts.begin());
+  ASSERT_LT(word, 700u);
+  for (const std::uint32_t id : {3u + '\n', word}) {  // a byte, which stands for a line's end, and a word with its space
+    EXPECT_EQ(edited("tokenizer.ggml.eos_token_id", id).eos_id(), static_cast<std::int32_t>(id)) << texts[id];
+    EXPECT_EQ(edited("tokenizer.ggml.padding_token_id", id).pad_id(), static_cast<std::int32_t>(id)) << texts[id];
+  }
+}
+
+// As small as they are, such vocabularies have hundreds of megabytes of pairs.
+TEST(GgufTokenizer, SumsInTooManyWaysAreRefused) {
+  const auto refused = [](const std::vector<std::string>& tokens, const char* words) {
+    GgufMetadata m = characters();
+    remove_json(m);
+    m.set("tokenizer.ggml.tokens", GgufValue::strings(tokens));
+    m.set("tokenizer.ggml.scores", GgufValue::f32s(std::vector<float>(tokens.size(), 1)));
+    m.set("tokenizer.ggml.token_type", GgufValue::i32s(std::vector<std::int32_t>(tokens.size(), 1)));
+    return throws_error([&] { tokenizer_from_gguf(m); }, {words}, ErrorCode::kUnsupported) ||
+           throws_error([&] { tokenizer_from_gguf(m); }, {words}, ErrorCode::kFormat);
+  };
+  std::vector<std::string> tokens;
+  for (std::size_t length = 1; length <= 1024; ++length) tokens.emplace_back(length, 'a');
+  EXPECT_TRUE(refused(tokens, "too many ways"));
+  tokens.resize(3);
+  tokens.push_back(tokens[1]);
+  EXPECT_TRUE(refused(tokens, "two tokens are 'aa'"));
+}
+
+TEST(GgufTokenizer, AbsentMembersOfAMetaspaceMayBeNull) {
+  for (const char* member : {"prepend_scheme", "split"}) {
+    Json file = Json::parse(Tokenizer::load(DSMOE_TEST_DATA "/tokenizer/data/characters").to_json());
+    file["normalizer"] = nullptr;
+    file["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", "first"}, {"split", false}};
+    file["pre_tokenizer"][member] = nullptr;
+    const Tokenizer t = Tokenizer::from_json(file.dump());
+    GgufMetadata m("x.gguf");
+    if (std::string(member) == "split")  // it is true then, which the format does not know
+      EXPECT_TRUE(throws_error([&] { put_tokenizer(t, 700, m); }, {"cannot"}, ErrorCode::kUnsupported));
+    else
+      EXPECT_NO_THROW(put_tokenizer(t, 700, m));
+  }
+}
+
 TEST(GgufTokenizer, HostileScoresAreRefused) {
   const auto refused = [](const std::function<void(GgufMetadata&)>& change, const char* words) {
     GgufMetadata m = characters();

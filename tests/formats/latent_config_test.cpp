@@ -178,7 +178,10 @@ TEST(LatentConfig, WhatIsNotDoneIsRefused) {
                          {"rope_scaling type", "yarn", "linear"}))
       << "its reference has no such scaling";
   for (const char* wrong : {R"(, "beta_fast": 0)", R"(, "beta_slow": -1)", R"(, "mscale": -1)",
-                            R"(, "attention_factor": 0)", R"(, "short_factor": [1])", R"(, "mscale": "1")"})
+                            R"(, "attention_factor": 0)", R"(, "short_factor": [1])", R"(, "mscale": "1")",
+                            // Infinite, nothing or no number in f32.
+                            R"(, "mscale": 1e300, "mscale_all_dim": 1e300)", R"(, "mscale": 1e300, "mscale_all_dim": 1)",
+                            R"(, "attention_factor": 1e39)", R"(, "attention_factor": 1e-50)", R"(, "beta_fast": 1e-320)"})
     EXPECT_TRUE(is_refused(of("deepseek_v3", yarn(wrong)), {"rope_scaling"})) << wrong;
   EXPECT_TRUE(is_refused(of("deepseek_v3", yarn("") + R"(, "rope_theta": 1)"), {"rope_theta over 1"}));
 }

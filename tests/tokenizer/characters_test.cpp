@@ -143,6 +143,7 @@ TEST(Characters, RefusesByName) {
       {decoder({fuse, bytes}), "'ByteFallback'"},
       {decoder({{{"type", "WordPiece"}}}), "'WordPiece'"},
       {decoder({{{"type", "Replace"}, {"pattern", {{"String", ""}}}, {"content", " "}}, bytes}), "Replace of nothing"},
+      {decoder({{{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "bb"}}, bytes}), "something longer"},
       {decoder({{{"type", "Replace"}, {"pattern", {{"Regex", "x"}}}, {"content", " "}}, bytes}), "String"},
       {{{"normalizer", {{"type", "Precompiled"}, {"pattern", nullptr}, {"normalizers", nullptr}}}}, "'Precompiled'"},
       {{{"pre_tokenizer", {{"type", "ByteLevel"}}}}, "ByteLevel does not go with byte_fallback"},
