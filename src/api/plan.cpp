@@ -66,6 +66,8 @@ PlanResult make_plan(const PlanRequest& request) {
   require(request.ranks >= 1 && request.expert_parallel >= 1 && request.zero >= 0 && request.zero <= 2,
           "ranks and expert-parallel are at least 1, and zero is 0, 1 or 2; got {}, {} and {}", request.ranks,
           request.expert_parallel, request.zero);
+  require(request.ranks == 1 || request.batch == 0 || request.batch >= request.ranks,
+          "batch-size is {}, but {} ranks share a batch; give each at least one sequence", request.batch, request.ranks);
   if (!request.card.empty()) {
     require(request.batch > 0, "the time of a step needs a batch-size, of all ranks together");
     plan.cluster = {train::card_named(request.card), request.link, request.efficiency};

@@ -64,34 +64,49 @@ void mark_performance(const fs::path& devices, std::vector<Cpu>& cpus) {
     for (Cpu& cpu : cpus) cpu.performance = true;  // only slower ones are allowed
 }
 
-// The least of the limits of this process's control group and those above it, in both versions of Linux's files. In a
-// container the path may be that on the host; then only the uppermost folder is there, which is the container's.
-double read_quota(const fs::path& root) {
-  double least = 0;
-  const auto limit = [&](double quota, double period) {
-    if (quota > 0 && period > 0) least = least > 0 ? std::min(least, quota / period) : quota / period;
-  };
+// fn(folder, unified) for this process's control group of a controller and those above it, from the innermost on, in both
+// versions of Linux's files. In a container the path may be that on the host; then only the uppermost folder is there,
+// which is the container's.
+template <class Fn>
+void each_group(const fs::path& root, const std::string& controller, Fn fn) {
   std::ifstream groups(root / "proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {  // "0::/a/b" or "4:cpu,cpuacct:/a/b"
     const std::size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
     const bool unified = controllers == ",,";
-    if (!unified && controllers.find(",cpu,") == std::string::npos) continue;
-    const fs::path mount = root / (unified ? "sys/fs/cgroup" : "sys/fs/cgroup/cpu");
+    if (!unified && controllers.find("," + controller + ",") == std::string::npos) continue;
+    const fs::path mount = root / "sys/fs/cgroup" / (unified ? "" : controller);
     for (fs::path group = line.substr(second + 1);; group = group.parent_path()) {
-      const fs::path folder = mount / group.relative_path();
-      if (unified) {
-        std::istringstream in(line_of(folder / "cpu.max"));  // "max 100000" or "150000 100000"
-        double quota = 0, period = 0;
-        if (in >> quota >> period) limit(quota, period);
-      } else {
-        limit(number(folder / "cpu.cfs_quota_us").value_or(-1), number(folder / "cpu.cfs_period_us").value_or(0));
-      }
+      fn(mount / group.relative_path(), unified);
       if (!group.has_relative_path()) break;
     }
   }
+}
+
+// The least of the limits of all of them.
+double read_quota(const fs::path& root) {
+  double least = 0;
+  const auto limit = [&](double quota, double period) {
+    if (quota > 0 && period > 0) least = least > 0 ? std::min(least, quota / period) : quota / period;
+  };
+  each_group(root, "cpu", [&](const fs::path& folder, bool unified) {
+    if (!unified)
+      return limit(number(folder / "cpu.cfs_quota_us").value_or(-1), number(folder / "cpu.cfs_period_us").value_or(0));
+    std::istringstream in(line_of(folder / "cpu.max"));  // "max 100000" or "150000 100000"
+    double quota = 0, period = 0;
+    if (in >> quota >> period) limit(quota, period);
+  });
   return least;
+}
+
+// The CPUs that the control group may use, whatever this process's own mask is: those of the innermost one that says so.
+std::vector<int> read_cpuset(const fs::path& root) {
+  std::vector<int> cpus;
+  each_group(root, "cpuset", [&](const fs::path& folder, bool unified) {
+    if (cpus.empty()) cpus = numbers(folder / (unified ? "cpuset.cpus.effective" : "cpuset.effective_cpus"));
+  });
+  return cpus;
 }
 
 }  // namespace
@@ -135,7 +150,9 @@ namespace {
 Topology this_machine(bool whole) {
   const char* const root = std::getenv("DSMOE_TOPOLOGY");
   std::vector<int> allowed;
-  if (root != nullptr || whole) allowed = numbers(fs::path(root != nullptr ? root : "/") / "sys/devices/system/cpu/online");
+  const fs::path files = root != nullptr ? root : "/";
+  if (whole) allowed = read_cpuset(files);
+  if (allowed.empty() && (root != nullptr || whole)) allowed = numbers(files / "sys/devices/system/cpu/online");
   if (root == nullptr && allowed.empty()) {
     // A mask that is too short for the machine is refused.
     for (int size = 1024; size <= 1 << 16; size *= 2) {
@@ -150,7 +167,7 @@ Topology this_machine(bool whole) {
   }
   if (allowed.empty())
     for (int id = 0; id < std::max(1, static_cast<int>(std::thread::hardware_concurrency())); ++id) allowed.push_back(id);
-  return read_topology(root != nullptr ? root : "/", allowed);
+  return read_topology(files, allowed);
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ struct Topology {
 Topology read_topology(const std::filesystem::path& root, const std::vector<int>& allowed);
 // What this process may use of this machine; DSMOE_TOPOLOGY names another root, for tests.
 Topology machine_topology();
-// With the CPUs, too, that its affinity keeps it from.
+// With the CPUs, too, that its affinity keeps it from, but its control group does not.
 Topology whole_machine_topology();
 
 }  // namespace dsmoe

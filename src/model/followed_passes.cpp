@@ -11,12 +11,6 @@ namespace {
 
 enum Message : Index { kEnd, kPool, kCopy, kRun };
 
-void tell(parallel::Comm& world, const std::vector<Index>& numbers) {
-  std::string text(numbers.size() * sizeof(Index), '\0');
-  std::memcpy(text.data(), numbers.data(), text.size());
-  world.broadcast(std::move(text), 0);
-}
-
 // The numbers of one message, taken one after another.
 class Told {
  public:
@@ -53,9 +47,16 @@ ForwardBatch batch_of(Told& told, KvPool& pool) {
 
 }  // namespace
 
-void PassLeader::new_pool(Index tokens, DType dtype) const { tell(*world_, {kPool, tokens, static_cast<Index>(dtype)}); }
-void PassLeader::copy_page(Index from, Index to, Index tokens) const { tell(*world_, {kCopy, from, to, tokens}); }
-void PassLeader::end() const { tell(*world_, {kEnd}); }
+void PassLeader::tell(const std::vector<Index>& numbers) const {
+  require(!lost_, "a pass failed on the first rank alone, so the ranks do not agree any more; end them and start again");
+  std::string text(numbers.size() * sizeof(Index), '\0');
+  std::memcpy(text.data(), numbers.data(), text.size());
+  world_->broadcast(std::move(text), 0);
+}
+
+void PassLeader::new_pool(Index tokens, DType dtype) const { tell({kPool, tokens, static_cast<Index>(dtype)}); }
+void PassLeader::copy_page(Index from, Index to, Index tokens) const { tell({kCopy, from, to, tokens}); }
+void PassLeader::end() const { tell({kEnd}); }
 
 void PassLeader::run(const ForwardBatch& batch) const {
   require(batch.placed_ids().numel() == 0, "a pass whose tokens are not known yet cannot be followed");
@@ -66,7 +67,7 @@ void PassLeader::run(const ForwardBatch& batch) const {
     numbers.insert(numbers.end(), {s.rows, s.first_position, s.context, static_cast<Index>(s.tiles.size())});
     numbers.insert(numbers.end(), s.tiles.begin(), s.tiles.end());
   }
-  tell(*world_, numbers);
+  tell(numbers);
 }
 
 void follow_passes(Context& ctx, const Transformer& model, parallel::Comm& world) {

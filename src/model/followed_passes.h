@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "model/forward_batch.h"
 #include "parallel/comm.h"
@@ -20,8 +21,13 @@ class PassLeader {
   void copy_page(Index from, Index to, Index tokens) const;
   void run(const ForwardBatch& batch) const;
   void end() const;  // the others return from follow_passes()
+  // A pass failed here in the middle, and the others wait in it: from now on every call is refused, since what they would
+  // take for the rest of that pass is something else.
+  void lose() const { lost_ = true; }
 
  private:
+  void tell(const std::vector<Index>& numbers) const;
+  mutable bool lost_ = false;
   std::shared_ptr<parallel::Comm> world_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/caught_error.h"
 #include "core/fail.h"
 #include "core/later.h"
 #include "core/timeline.h"
@@ -116,7 +117,12 @@ Tensor Transformer::run(Context& ctx, const ForwardBatch& batch, const PassHooks
     require(hooks.overrides == nullptr, "routing overrides are for a model that is not spread over ranks");
     leader_->run(batch);
   }
-  return run(ctx, Pass(ctx, batch, rope_, hooks, *weights_), saved);
+  try {
+    return run(ctx, Pass(ctx, batch, rope_, hooks, *weights_), saved);
+  } catch (...) {
+    if (leader_ && caught_error().code() != ErrorCode::kNumeric) leader_->lose();  // numbers fail on all ranks
+    throw;
+  }
 }
 
 Tensor Transformer::forward(Context& ctx, const ForwardBatch& batch, const PassHooks& hooks, ForwardSaved* saved) const {

@@ -32,6 +32,7 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   void hold_back(cudaStream_t stream) const { check_cuda(cudaStreamWaitEvent(stream, event_, 0), "waiting"); }
+  void try_to_hold_back(cudaStream_t stream) const noexcept { cudaStreamWaitEvent(stream, event_, 0); }
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -42,7 +43,7 @@ class OnTheWay : public Comm::Pending {
  public:
   OnTheWay(cudaStream_t messages, cudaStream_t work) : arrived_(messages), work_(work) {}
   ~OnTheWay() override {
-    if (!waited_) cudaStreamSynchronize(work_);  // given up, for an error
+    if (!waited_) arrived_.try_to_hold_back(work_);  // given up, for an error
   }
   OnTheWay(const OnTheWay&) = delete;
   OnTheWay& operator=(const OnTheWay&) = delete;

@@ -52,6 +52,7 @@ class Loop {
   RunResult run() {
     const double began = now();
     bool saved = true;  // a checkpoint of the steps done exists, or there are none
+    together();
     while (trainer_.steps_done() < options_.steps && !result_.stopped) {
       launch();
       // On a GPU a step's numbers are read while the next one runs, but where the run looks at the model in between.
@@ -137,6 +138,7 @@ class Loop {
   void save() {
     if (!first_) {
       trainer_.save({});  // what rank 0 writes
+      together();
       return folder_.follow(trainer_.steps_done());
     }
     folder_.add(
@@ -147,6 +149,12 @@ class Loop {
           if (hooks_.extra_files) hooks_.extra_files(to);
         },
         result_.state.best_step, options_.keep, hooks_.note);
+    together();
+  }
+
+  // What rank 0 alone opens and puts in place is not waited for in the next step, whose waiting is counted.
+  void together() {
+    if (world_) world_->barrier();
   }
 
   void add_events(const StepRecord& r) {

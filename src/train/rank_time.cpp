@@ -29,28 +29,35 @@ double shared_flops(const MoeConfig& moe) {
   return 6.0 * static_cast<double>(moe.shared_experts * moe.expert_size * moe.hidden_size);
 }
 
-// Seconds of the tokens' way to their experts, forward and backward, that the shared experts take to compute: x while they
-// run, and dy while their gradients are computed, which is twice the work.
-double hidden_time(const ModelConfig& config, DType dtype, const RankLayout& layout, double tokens, double flops,
-                   double link) {
-  double hidden = 0;
+// Seconds of the tokens' way to their experts that the shared experts take to compute: x while they run, and dy while their
+// gradients are computed, which is twice the work.
+struct HiddenTokens {
+  double forward = 0, backward = 0;
+};
+HiddenTokens hidden_tokens(const ModelConfig& config, DType dtype, const RankLayout& layout, double tokens, double flops,
+                           double link) {
+  HiddenTokens hidden;
   for (const LayerSpec& layer : spec_of(config).layers) {
     const auto* const moe = std::get_if<MoeConfig>(&layer.feed_forward);
     if (moe == nullptr) continue;
     const double travel = tokens * rows_to_others(*moe, layout).tokens * static_cast<double>(moe->hidden_size) *
                           static_cast<double>(size_of(dtype)) / link;
     const double shared = tokens * shared_flops(*moe) / flops;
-    hidden += std::min(travel, shared) + std::min(travel, 2 * shared);
+    hidden.forward += std::min(travel, shared);
+    hidden.backward += std::min(travel, 2 * shared);
   }
   return hidden;
 }
 
-// Seconds of the gradients' way that backward takes for the layers that come after: all but the last stage's. What ZeRO
-// sends back are weights, after the update.
-double hidden_sums(const ModelSpec& spec, DType dtype, const RankLayout& layout, const StepTime& t) {
+// Seconds of the gradients' way that backward takes for the layers that come after, in what tokens leave of it: all but
+// those of the embedding, which is done last. What ZeRO sends back are weights, after the update.
+double hidden_sums(const ModelSpec& spec, DType dtype, const RankLayout& layout, const StepTime& t,
+                   double tokens_in_backward, double link) {
   const double in_backward = layout.zero == 0 ? 1 : 4 / (4 + static_cast<double>(size_of(dtype)));
-  const double layers = static_cast<double>(spec.layers.size());
-  return std::min(t.gradients * in_backward, t.compute * 2 / 3) * layers / (layers + 1);
+  const double embedding = static_cast<double>(spec.vocab * spec.width) * (layout.zero == 0 ? 8 : 4) *
+                           (1 - 1 / static_cast<double>(layout.ranks)) / link;
+  const double free = t.compute * 2 / 3 - tokens_in_backward;
+  return std::max(0.0, std::min(t.gradients * in_backward - embedding, free));
 }
 
 }  // namespace
@@ -85,8 +92,10 @@ StepTime step_time(const ModelConfig& config, const TrainOptions& o, const RankL
   t.tokens = traffic.tokens / cluster.link;
   t.gradients = traffic.gradients / cluster.link;
   if (!cluster.card.gpu) return t;
-  if (layout.overlap) t.hidden_gradients = hidden_sums(spec_of(config), o.dtype, layout, t);
-  if (layout.expert_parallel > 1) t.hidden = hidden_time(config, o.dtype, layout, tokens, flops, cluster.link);
+  HiddenTokens hidden;
+  if (layout.expert_parallel > 1) hidden = hidden_tokens(config, o.dtype, layout, tokens, flops, cluster.link);
+  t.hidden = hidden.forward + hidden.backward;
+  if (layout.overlap) t.hidden_gradients = hidden_sums(spec_of(config), o.dtype, layout, t, hidden.backward, cluster.link);
   return t;
 }
 

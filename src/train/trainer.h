@@ -57,7 +57,8 @@ class Trainer {
 
   // The model as a Hugging Face folder, and in trainer/ what resuming needs besides: load_state() takes it back into
   // a trainer made from that folder with the same options. Rank 0 makes the files, and all write their parts of them; a
-  // checkpoint does not know how many ranks there were. When one of them cannot, all throw, with its number.
+  // checkpoint does not know how many ranks there were. When one of them cannot write its
+  // part, all throw, with its number; what rank 0 alone does may fail on rank 0 alone, which must then end the others.
   void save(const std::filesystem::path& folder) const;
   void load_state(const std::filesystem::path& folder);
 

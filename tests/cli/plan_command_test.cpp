@@ -78,6 +78,8 @@ TEST(PlanCommand, ManyRanks) {
       2, {"--link is a speed"}));
   EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "--ranks", "2", "--device", "h100", "--link", "1GB/s"}), 1,
                     {"needs a batch-size"}));
+  EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "--ranks", "4", "--batch-size", "2"}), 1,
+                    {"batch-size is 2, but 4 ranks"}));
   EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "--ranks", "4", "--expert-parallel", "3"}), 1,
                     {"expert-parallel is 3, but there are 4 ranks"}));
   EXPECT_TRUE(fails(run_program({"plan", "-N", "16", "-K", "2", "--ranks", "4"}), 2, {"--ranks needs a whole model"}));

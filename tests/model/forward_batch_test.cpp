@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "model/families/family.h"
+#include "model/followed_passes.h"
 #include "model/transformer.h"
 #include "support/expect_error.h"
 #include "support/random_tensor.h"
@@ -324,6 +325,15 @@ TEST_F(OneModel, RefusesBatchesThatCannotBe) {
   model.forward(ctx, batch);
   EXPECT_EQ(a.length(), 2);
   EXPECT_TRUE(testing::throws_error([&] { model.forward(ctx, batch); }, {"sequence 0", "changed"})) << "a second time";
+}
+
+// A pass that failed in the middle on the leader alone leaves the others waiting for the rest of it.
+TEST(PassLeader, SaysNothingMoreWhenOthersCannotFollow) {
+  const PassLeader leader(parallel::self());
+  leader.copy_page(0, 1, 2);
+  leader.lose();
+  EXPECT_TRUE(testing::throws_error([&] { leader.copy_page(0, 1, 2); }, {"the ranks do not agree"}));
+  EXPECT_TRUE(testing::throws_error([&] { leader.end(); }, {"the ranks do not agree"}));
 }
 
 }  // namespace

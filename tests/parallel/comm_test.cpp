@@ -114,6 +114,15 @@ TEST(ParallelWorld, RanksOfOneMachineShareItsCores) {
   EXPECT_EQ(threads_per_rank(6), 3) << "the quota is for both";
   setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "64", 1);
   EXPECT_EQ(threads_per_rank(6), 1);
+  file(groups / "cpu.max", "max 100000");
+  setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
+  file(folder / "proc/self/cgroup", "0::/job");
+  file(groups / "cpuset.cpus.effective", "0-15");
+  file(groups / "job/cpuset.cpus.effective", "0-3");
+  EXPECT_EQ(threads_per_rank(4), 2) << "the container's four cores are for both";
+  file(folder / "proc/self/cgroup", "3:cpuset:/job");
+  file(groups / "cpuset/job/cpuset.effective_cpus", "0-5");
+  EXPECT_EQ(threads_per_rank(6), 3);
   unsetenv("OMPI_COMM_WORLD_LOCAL_SIZE");
   unsetenv("DSMOE_TOPOLOGY");
 }

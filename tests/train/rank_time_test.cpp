@@ -57,6 +57,26 @@ TEST(TrainRankTime, HidesNoMoreThanTheSharedExpertsTake) {
   EXPECT_GT(t.hidden, t.tokens / 10);
 }
 
+// One link carries tokens and gradients, and the embedding's gradients are the last: nothing is left to hide them under.
+TEST(TrainRankTime, HidesNothingTwice) {
+  const TrainOptions o = options(64, 4096);
+  ModelConfig shared = ModelConfig::preset("deepseek-moe-16b").with({"n_shared_experts=32"});
+  for (const double link : {1e8, 1e9, 1e10, 1e11}) {
+    Cluster cluster = kCluster;
+    cluster.link = link;
+    const StepTime t = step_time(shared, o, {16, 8}, cluster);
+    EXPECT_GE(t.total(), (t.tokens + t.gradients) * (1 - 1e-12)) << link;
+    EXPECT_GE(t.total(), t.compute * (1 - 1e-12)) << link;
+  }
+  const ModelConfig wide = ModelConfig::preset("tiny").with({"num_hidden_layers=2", "vocab_size=1000000"});
+  Cluster fast = kCluster;
+  fast.link = 1e12;
+  const StepTime t = step_time(wide, o, {16, 1}, fast);
+  const double embedding = 1e6 * static_cast<double>(wide.hidden_size) * 8 * 15 / 16 / fast.link;
+  EXPECT_LE(t.hidden_gradients, t.gradients - embedding);
+  EXPECT_GT(t.hidden_gradients, 0);
+}
+
 TEST(TrainRankTime, TheBestLayoutFitsAndNoOtherIsFaster) {
   const ModelConfig config = ModelConfig::preset("deepseek-moe-16b");
   const TrainOptions o = options(64, 4096);

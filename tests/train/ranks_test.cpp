@@ -323,6 +323,29 @@ TEST(TrainRanks, TheSlowestRankIsNamed) {
   }
 }
 
+// What the first rank does alone for a checkpoint is no waiting in the next step.
+TEST(TrainRanks, CheckpointsAreNotWaitedForInSteps) {
+  const testing::TempFolder folder;
+  TrainOptions options = small_options();
+  options.steps = 3, options.save_every = 1, options.keep = 1;
+  constexpr double kLate = 0.5;  // seconds; a step takes some milliseconds
+  run_ranks(2, [&](const std::shared_ptr<Comm>& world) {
+    Context ctx(1);
+    const auto mesh = std::make_shared<Mesh>(parallel::make_mesh(world, 1));
+    Trainer trainer(ctx, small_config(), random_weights(small_config(), 1, options.dtype, ctx), options, mesh);
+    std::optional<RunFolder> run_folder;
+    if (world->rank() == 0)
+      run_folder.emplace(folder / "run");
+    else
+      run_folder.emplace(folder / "run", RunFolder::Follower{});
+    RunHooks hooks;
+    hooks.extra_files = [&](const auto&) { std::this_thread::sleep_for(std::chrono::duration<double>(kLate)); };
+    hooks.step = [&](const StepRecord& r) { EXPECT_LT(r.result.waited, kLate / 2) << r.step; };
+    const Walks data;
+    run(trainer, data, nullptr, options, *run_folder, {}, hooks);
+  });
+}
+
 // Every rank knows the newest checkpoint, though only one writes it.
 TEST(TrainRanks, AllNameTheLastGoodCheckpoint) {
   const testing::TempFolder folder;
