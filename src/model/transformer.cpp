@@ -266,6 +266,7 @@ void Transformer::loss_and_gradients(Context& ctx, std::span<const std::int32_t>
                                      LossLater& later) const {
   require(trainable_, "quantized weights cannot be trained; load the model in f32 or bf16");
   require(targets.size() == ids.size(), "{} tokens have {} targets", ids.size(), targets.size());
+  ops::check_targets(targets, spec_->vocab);
   const auto eps = static_cast<float>(spec_->norm_eps);
   using Keep = ForwardSaved::Keep;
   const bool again = options.recompute == train::Recompute::kBlock, add_grads = options.add_grads;
@@ -323,6 +324,7 @@ void Transformer::loss_and_gradients(Context& ctx, std::span<const std::int32_t>
 LossResult Transformer::losses(Context& ctx, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
                                Index sequence_length, Tensor& token_losses, const PassHooks& hooks) const {
   require(targets.size() == ids.size(), "{} tokens have {} targets", ids.size(), targets.size());
+  ops::check_targets(targets, spec_->vocab);
   ForwardSaved saved{.keep = ForwardSaved::Keep::kNothing};
   const Tensor x = forward(ctx, ForwardBatch::training(ids, sequence_length), hooks, &saved),
                all_targets = ctx.place(Tensor::view_of(targets));

@@ -19,12 +19,7 @@ void check(const Tensor& logits, const Tensor& all_targets, const Tensor* token_
                             (token_losses->dtype() == DType::kF32 || token_losses->dtype() == DType::kF64)),
           "[cross_entropy] the tokens' losses must be f32 or f64 [{}]", tokens);
   require(!dlogits || dlogits->shape() == logits.shape(), "[cross_entropy] the gradient must be {}", logits.shape());
-  if (all_targets.device() != Device::kCpu) return;
-  const std::span<const std::int32_t> targets = all_targets.span<std::int32_t>();
-  for (std::size_t t = 0; t < targets.size(); ++t)
-    require(targets[t] == kIgnoredTarget || (0 <= targets[t] && targets[t] < logits.dim(1)),
-            "token {} has target {}, but the vocabulary has {} tokens ({} for no target)", t, targets[t], logits.dim(1),
-            kIgnoredTarget);
+  if (all_targets.device() == Device::kCpu) check_targets(all_targets.span<std::int32_t>(), logits.dim(1));
 }
 
 // The sum over the tokens in order; a loss that is not finite is an Error with its token.
@@ -47,6 +42,13 @@ Tensor add_up(std::span<const double> losses, std::span<const std::int32_t> targ
 }
 
 }  // namespace
+
+void check_targets(std::span<const std::int32_t> targets, Index vocab) {
+  for (std::size_t t = 0; t < targets.size(); ++t)
+    require(targets[t] == kIgnoredTarget || (0 <= targets[t] && targets[t] < vocab),
+            "token {} has target {}, but the vocabulary has {} tokens ({} for no target)", t, targets[t], vocab,
+            kIgnoredTarget);
+}
 
 Tensor cross_entropy(Context& ctx, const Tensor& logits, const Tensor& targets, Tensor* token_losses, Tensor* dlogits,
                      float scale) {

@@ -11,6 +11,9 @@ namespace dsmoe::ops {
 
 inline constexpr std::int32_t kIgnoredTarget = -100;  // a token that has no loss and no gradient
 
+// Throws for one that is no token. On a GPU a step that has begun cannot be taken back, so this comes before it.
+void check_targets(std::span<const std::int32_t> targets, Index vocab);
+
 // Returns [2] f64, where the work runs: the sum of the losses, and how many tokens are not ignored.
 // logits [T, V] f32, targets [T] i32 in [0, V) or kIgnoredTarget.
 // token_losses (optional) [T] f32, or f64 on the CPU: each token's loss, 0 where ignored.

@@ -230,6 +230,23 @@ TEST(Trainer, ALossThatIsNotFiniteNamesStepAndLayer) {
   EXPECT_TRUE(testing::throws_error([&] { test::step(trainer, data, 0, 4); }, {"step 0:", "layer 2"}));
 }
 
+// Whoever hears of it may go on: nothing of the step has happened.
+TEST(Trainer, ATargetThatIsNoTokenChangesNothing) {
+  Context ctx(2);
+  Trainer trainer = make_trainer(ctx, small_options()), other = make_trainer(ctx, small_options());
+  const Walks data;
+  const Batch good = data.batch(0, 2);
+  Batch bad = good;
+  bad.targets[3] = 1 << 20;
+  EXPECT_TRUE(testing::throws_error([&] { trainer.step(std::span(&bad, 1)); }, {"token 3 has target 1048576"}));
+  EXPECT_EQ(trainer.steps_done(), 0);
+  for (int i = 0; i < 2; ++i) {
+    const StepResult a = trainer.step(std::span(&good, 1)), b = other.step(std::span(&good, 1));
+    EXPECT_EQ(a.loss, b.loss) << i;
+    EXPECT_EQ(a.grad_norm, b.grad_norm) << i;
+  }
+}
+
 TEST(Trainer, LaunchedAndFinishedIsAStep) {
   Context ctx(1);
   Trainer whole = make_trainer(ctx, small_options()), halves = make_trainer(ctx, small_options());
