@@ -22,7 +22,7 @@ constexpr FieldName kHunyuanFields[] = {
 };
 constexpr std::string_view kHunyuanLists[] = {"moe_topk", "moe_intermediate_size", "num_shared_expert"};
 
-constexpr Index kClassWidth = 11008, kNotSaid = -1;
+constexpr Index kClassWidth = 11008;
 
 // Of HunYuanMoEV1Config, which knows no moe_intermediate_size: its experts are as wide as intermediate_size says. One
 // expert for all tokens, as that has it, is not supported: a file says how many there are.
@@ -31,7 +31,7 @@ ModelConfig hunyuan_defaults() {
   c.vocab_size = 290943;
   c.hidden_size = 4096;
   c.intermediate_size = kClassWidth;
-  c.moe_intermediate_size = kNotSaid;
+  c.moe_intermediate_size = kClassWidth;
   c.num_hidden_layers = 32;
   c.num_attention_heads = 32;
   c.num_key_value_heads.reset();
@@ -48,7 +48,7 @@ ModelConfig hunyuan_defaults() {
 }
 
 void hunyuan_finish(ModelConfig& c) {
-  if (c.moe_intermediate_size == kNotSaid) c.moe_intermediate_size = c.intermediate_size;
+  if (c.moe_intermediate_size == kClassWidth) c.moe_intermediate_size = c.intermediate_size;
 }
 
 void hunyuan_resized(ModelConfig& c) { c.intermediate_size = c.moe_intermediate_size; }
