@@ -31,6 +31,21 @@ void each_head(Context& ctx, Index rows, Index heads, Index size, Fn fn) {
   });
 }
 
+// c[m, n] = rows · lines across k that lie `stride` apart, where one chain is the whole sum: for few rows without packing
+// the lines, which takes longer than reading them.
+bool mixes_lines(const KernelTable& kt, DType dtype, Index m, Index k) {
+  return m <= kFewRows && k <= kDepth && (dtype == DType::kF32 || (kt.bf16_tiles == nullptr && k % 2 == 0));
+}
+void mix_lines(const KernelTable& kt, Index m, Index n, Index k, const float* const* rows, const float* lines, Index stride,
+               float* c, Index ldc) {
+  kt.mix_lines_f32(k, rows, static_cast<int>(m), lines, stride, n, c, ldc, false, Pieces{});
+}
+void mix_lines(const KernelTable& kt, Index m, Index n, Index k, const BFloat16* const* rows, const BFloat16* lines,
+               Index stride, float* c, Index ldc) {
+  kt.mix_lines_bf16(k, reinterpret_cast<const std::uint16_t* const*>(rows), static_cast<int>(m),
+                    reinterpret_cast<const std::uint16_t*>(lines), stride, n, c, ldc, false, Pieces{});
+}
+
 // y_h [T, columns] = x_h [T, inner] · W_h, whose lines lie along `inner` or across it.
 template <class T>
 void multiply(Context& ctx, const HeadNumbers& x, const HeadRows& w, Lines lines, HeadNumbers& y) {
@@ -48,7 +63,10 @@ void multiply(Context& ctx, const HeadNumbers& x, const HeadRows& w, Lines lines
       float* sums = ws.block;
       Index stride = some;
       if constexpr (sizeof(T) == 4) sums = out, stride = to;
-      product<T>(kt, rows, some, inner, {ws.a, Lines::kAlong}, {ws.b, lines}, sums, stride, false, ws.panels);
+      if (lines == Lines::kAcross && mixes_lines(kt, x.x.dtype(), rows, inner))
+        mix_lines(kt, rows, some, inner, ws.a, matrix + column, k, sums, stride);
+      else
+        product<T>(kt, rows, some, inner, {ws.a, Lines::kAlong}, {ws.b, lines}, sums, stride, false, ws.panels);
       for (Index r = 0; sizeof(T) == 2 && r < rows; ++r) from_f32(kt, some, sums + r * some, out + r * to);
     }
   });
