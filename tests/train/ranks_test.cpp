@@ -323,26 +323,33 @@ TEST(TrainRanks, TheSlowestRankIsNamed) {
   }
 }
 
-// What the first rank does alone for a checkpoint is no waiting in the next step.
-TEST(TrainRanks, CheckpointsAreNotWaitedForInSteps) {
-  const testing::TempFolder folder;
-  TrainOptions options = small_options();
-  options.steps = 3, options.save_every = 1, options.keep = 1;
-  constexpr double kLate = 0.5;  // seconds; a step takes some milliseconds
+// fn(rank, trainer, folder of the run) on two ranks, of which the first writes.
+template <class Fn>
+void two_in_a_run(const std::filesystem::path& path, const TrainOptions& options, Fn fn) {
   run_ranks(2, [&](const std::shared_ptr<Comm>& world) {
     Context ctx(1);
     const auto mesh = std::make_shared<Mesh>(parallel::make_mesh(world, 1));
     Trainer trainer(ctx, small_config(), random_weights(small_config(), 1, options.dtype, ctx), options, mesh);
     std::optional<RunFolder> run_folder;
     if (world->rank() == 0)
-      run_folder.emplace(folder / "run");
+      run_folder.emplace(path);
     else
-      run_folder.emplace(folder / "run", RunFolder::Follower{});
+      run_folder.emplace(path, RunFolder::Follower{});
+    fn(static_cast<std::size_t>(world->rank()), trainer, *run_folder);
+  });
+}
+
+// What the first rank does alone for a checkpoint is no waiting in the next step.
+TEST(TrainRanks, CheckpointsAreNotWaitedForInSteps) {
+  const testing::TempFolder folder;
+  TrainOptions options = small_options();
+  options.steps = 3, options.save_every = 1, options.keep = 1;
+  constexpr double kLate = 0.5;  // seconds; a step takes some milliseconds
+  two_in_a_run(folder / "run", options, [&](std::size_t, Trainer& trainer, RunFolder& run_folder) {
     RunHooks hooks;
     hooks.extra_files = [&](const auto&) { std::this_thread::sleep_for(std::chrono::duration<double>(kLate)); };
     hooks.step = [&](const StepRecord& r) { EXPECT_LT(r.result.waited, kLate / 2) << r.step; };
-    const Walks data;
-    run(trainer, data, nullptr, options, *run_folder, {}, hooks);
+    run(trainer, Walks(), nullptr, options, run_folder, {}, hooks);
   });
 }
 
@@ -352,18 +359,8 @@ TEST(TrainRanks, AllNameTheLastGoodCheckpoint) {
   TrainOptions options = small_options();
   options.lr = 1e5, options.clip = 0, options.save_every = 1, options.keep = 1;
   std::vector<std::string> messages(2);
-  run_ranks(2, [&](const std::shared_ptr<Comm>& world) {
-    Context ctx(1);
-    const auto mesh = std::make_shared<Mesh>(parallel::make_mesh(world, 1));
-    Trainer trainer(ctx, small_config(), random_weights(small_config(), 1, options.dtype, ctx), options, mesh);
-    std::optional<RunFolder> run_folder;
-    if (world->rank() == 0)
-      run_folder.emplace(folder / "run");
-    else
-      run_folder.emplace(folder / "run", RunFolder::Follower{});
-    const Walks data;
-    messages[static_cast<std::size_t>(world->rank())] =
-        testing::error_of([&] { run(trainer, data, nullptr, options, *run_folder, {}, {}); });
+  two_in_a_run(folder / "run", options, [&](std::size_t rank, Trainer& trainer, RunFolder& run_folder) {
+    messages[rank] = testing::error_of([&] { run(trainer, Walks(), nullptr, options, run_folder, {}, {}); });
   });
   EXPECT_NE(messages[0].find("the last good checkpoint is "), std::string::npos) << messages[0];
   EXPECT_EQ(messages[0], messages[1]);
