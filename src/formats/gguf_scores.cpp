@@ -13,8 +13,8 @@ namespace dsmoe {
 
 namespace {
 
-constexpr std::size_t kLongest = 1024;                    // bytes of a token that joins
-constexpr std::size_t kMostText = std::size_t{64} << 20;  // of all pairs; 256,000 tokens of a released model have 8 MB
+constexpr std::size_t kLongest = 1024;                 // bytes of a token that joins
+constexpr std::size_t kMost = std::size_t{128} << 20;  // bytes of all pairs, which a small file could make many times more
 
 struct Pair {
   std::size_t sum, left_length, right_length;  // lengths in characters
@@ -28,7 +28,7 @@ std::vector<Pair> pairs_of(std::span<const std::string> tokens, const std::vecto
   for (std::size_t i = 0; i < tokens.size(); ++i)
     if (joins[i] && !known.try_emplace(tokens[i], i).second)
       fail(ErrorCode::kFormat, "tokenizer: two tokens are {}", in_quotes(tokens[i]));
-  std::size_t text = 0;
+  std::size_t bytes = 0;
   std::vector<Pair> out;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const std::string_view token = tokens[i];
@@ -45,7 +45,7 @@ std::vector<Pair> pairs_of(std::span<const std::string> tokens, const std::vecto
       const std::string_view l = token.substr(0, at), r = token.substr(at);
       if (!known.contains(l) || !known.contains(r)) continue;
       of_token.push_back({i, left, characters - left, std::string(l).append(" ").append(r)});
-      if (text += sizeof(Pair) + token.size(); text > kMostText)
+      if (bytes += sizeof(Pair) + token.size(); bytes > kMost)
         fail(ErrorCode::kUnsupported, "tokenizer: its tokens are sums of other tokens in too many ways");
     }
     out.insert(out.end(), of_token.rbegin(), of_token.rend());  // the longest left part first

@@ -95,11 +95,10 @@ void check_yarn(const RopeScaling& s, double theta) {
   if (s.original_max_positions) check_size("rope_scaling original_max_position_embeddings", *s.original_max_positions);
   // In f32, which angles and scores are computed in.
   const auto usable = [](double x) { return std::isnormal(static_cast<float>(x)); };
-  require(usable(s.angle_factor()) && usable(s.score_factor()) && usable(s.beta_fast) && usable(s.beta_slow),
-          "rope_scaling \"yarn\": beta_fast {}, beta_slow {} and the factors {} of angles and {} of scores must be numbers "
-          "that "
-          "f32 holds",
-          s.beta_fast, s.beta_slow, s.angle_factor(), s.score_factor());
+  require(
+      usable(s.angle_factor()) && usable(s.score_factor()) && usable(s.beta_fast) && usable(s.beta_slow),
+      "rope_scaling \"yarn\": beta_fast {}, beta_slow {}, the factor {} of angles and {} of scores: f32 does not hold all",
+      s.beta_fast, s.beta_slow, s.angle_factor(), s.score_factor());
 }
 
 void check_rope(const ModelConfig& c) {

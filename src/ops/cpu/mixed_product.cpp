@@ -20,8 +20,8 @@ const QuantType& type_of(const QuantKernels& q, DType dtype) {
 }
 
 // fn(distance) reads `bytes`. It should fetch as far ahead as this thread reads while memory answers. Memory that other
-// machines share may be twice as fast in one minute as in the next: a fixed distance cost 6% in one of the two. No result
-// depends on it.
+// machines share may be twice as fast in one minute as in the next: a fixed distance cost 8% to 13% in one of the two. No
+// result depends on it.
 template <class Fn>
 void timed_stream(Index bytes, Fn fn) {
   using Clock = std::chrono::steady_clock;
