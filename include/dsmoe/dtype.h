@@ -11,8 +11,11 @@
 namespace dsmoe {
 
 // Numbers that are drawn for a dtype depend on its value, so values stay. kF64 is for sums that stay tensors, such as
-// losses; weights and activations are never f64.
-enum class DType : std::uint8_t { kF32, kBF16, kF16, kI32, kI64, kU8, kQ8_0, kQ4_0, kQ5_0, kQ4_K, kQ5_K, kQ6_K, kF64 };
+// losses; weights and activations are never f64. The types that end with R are in memory alone: the blocks of 32
+// neighbouring rows of a matrix, repacked for the CPU's products in as many bytes.
+enum class DType : std::uint8_t {
+  kF32, kBF16, kF16, kI32, kI64, kU8, kQ8_0, kQ4_0, kQ5_0, kQ4_K, kQ5_K, kQ6_K, kF64, kQ8_0R, kQ4_0R, kQ5_0R, kQ4_KR, kQ5_KR, kQ6_KR
+};
 
 // What is stored as one piece: `bytes` for `numbers` neighbours of a row. One number for the plain types.
 struct StorageBlock {
@@ -20,11 +23,21 @@ struct StorageBlock {
   std::size_t bytes;
 };
 StorageBlock block_of(DType dtype);
-inline bool is_quantized(DType dtype) { return dtype >= DType::kQ8_0 && dtype <= DType::kQ6_K; }
+inline bool is_repacked(DType dtype) { return dtype >= DType::kQ8_0R && dtype <= DType::kQ6_KR; }
+inline bool is_quantized(DType dtype) { return (dtype >= DType::kQ8_0 && dtype <= DType::kQ6_K) || is_repacked(dtype); }
+// The type that a file has of it: the same but for repacked ones; and the other way, for quantized ones.
+inline DType file_type(DType dtype) {
+  constexpr int kApart = static_cast<int>(DType::kQ8_0R) - static_cast<int>(DType::kQ8_0);
+  return is_repacked(dtype) ? static_cast<DType>(static_cast<int>(dtype) - kApart) : dtype;
+}
+inline DType repacked_type(DType dtype) {
+  constexpr int kApart = static_cast<int>(DType::kQ8_0R) - static_cast<int>(DType::kQ8_0);
+  return is_repacked(dtype) ? dtype : static_cast<DType>(static_cast<int>(dtype) + kApart);
+}
 
 std::size_t size_of(DType dtype);                    // of one number; quantized types have none and throw
 std::size_t row_bytes(DType dtype, std::int64_t n);  // of n neighbours; throws when n is no multiple of the block
-const char* to_string(DType dtype);                  // "f32", "bf16", ...
+const char* to_string(DType dtype);                  // "f32", "bf16", ...; of a repacked type its file_type()'s
 
 // The upper half of an f32. Rounded to nearest, ties to even; NaN stays NaN.
 struct BFloat16 {

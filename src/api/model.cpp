@@ -143,7 +143,7 @@ std::shared_ptr<Model> Model::load(const fs::path& path, const ModelOptions& opt
   impl->tokenizer = source->tokenizer();
   impl->generation = source->generation();
   const ModelConfig& config = source->config();
-  LoadOptions load{.storage = options.storage, .progress = options.progress};
+  LoadOptions load{.storage = options.storage, .progress = options.progress, .repack = true};
   impl->mesh = mesh_for(options);
   const auto& mesh = impl->mesh;
   const ExpertShare share = mesh ? ExpertShare{mesh->experts->rank(), mesh->experts->size()} : ExpertShare{};

@@ -22,7 +22,7 @@ void convert(std::span<const From> from, To* to) {
 
 StorageBlock block_of(DType dtype) {
   // K-quant blocks hold 8 (or 16) sub-blocks with small scales under one or two f16.
-  switch (dtype) {
+  switch (file_type(dtype)) {
     case DType::kF32:
     case DType::kI32: return {1, 4};
     case DType::kBF16:
@@ -36,6 +36,7 @@ StorageBlock block_of(DType dtype) {
     case DType::kQ4_K: return {256, 2 + 2 + 12 + 128};  // scale and minimum, 8 x 6 bits of each, 4 bits each
     case DType::kQ5_K: return {256, 2 + 2 + 12 + 32 + 128};
     case DType::kQ6_K: return {256, 128 + 64 + 16 + 2};  // low 4 bits, high 2 bits, 16 scales, f16 scale
+    default: break;
   }
   fail(ErrorCode::kInternal, "unknown dtype {}", static_cast<int>(dtype));
 }
@@ -54,7 +55,7 @@ std::size_t row_bytes(DType dtype, std::int64_t n) {
 }
 
 const char* to_string(DType dtype) {
-  switch (dtype) {
+  switch (file_type(dtype)) {
     case DType::kF32: return "f32";
     case DType::kF64: return "f64";
     case DType::kBF16: return "bf16";
@@ -68,8 +69,8 @@ const char* to_string(DType dtype) {
     case DType::kQ4_K: return "q4_k";
     case DType::kQ5_K: return "q5_k";
     case DType::kQ6_K: return "q6_k";
+    default: return "unknown";
   }
-  return "unknown";
 }
 
 Shape::Shape(std::initializer_list<Index> dims) : Shape(std::span<const Index>(dims.begin(), dims.size())) {}

@@ -10,6 +10,7 @@
 #include "formats/gguf_rows.h"
 #include "formats/mapped_tensors.h"
 #include "io/checkpoint.h"
+#include "ops/repack.h"
 
 namespace dsmoe {
 
@@ -86,13 +87,28 @@ Tensor gguf_parameter(const io::GgufFile& file, const GgufTensor& t, std::size_t
   return tensor.rows(expert, expert + 1).reshape({t.shape[1], t.shape[2]});
 }
 
+namespace {
+
+// Not those of which single rows are read, or parts of heads.
+void repack(const std::vector<Parameter>& parameters, std::vector<Tensor>& tensors) {
+  Context ctx;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Parameter& p = parameters[i];
+    if (is_matrix(p) && !p.in(ParameterGroup::kEmbedding) && !p.traits.dense && ops::can_repack(tensors[i]))
+      tensors[i] = ops::repacked(ctx, std::move(tensors[i]));
+  }
+}
+
+}  // namespace
+
 ModelWeights load_gguf_weights(io::GgufFile file, const ModelConfig& config, std::optional<DType> dtype,
                                const LoadOptions& options) {
   const std::vector<Parameter> parameters = parameter_list(config);
   const std::vector<GgufTensor> layout = gguf_layout(config, parameters);
   check_gguf_names(file, layout);
   // Not for weights that are converted: they get memory of their own.
-  if (!dtype && read_into_memory(options.storage, file.file_bytes())) file.read_into_memory(options.progress);
+  const bool in_memory = !dtype && read_into_memory(options.storage, file.file_bytes());
+  if (in_memory) file.read_into_memory(options.progress);
   const DType compute = dtype.value_or(gguf_compute_dtype(file));
   std::vector<Tensor> tensors(parameters.size());
   for (const GgufTensor& t : layout) {
@@ -104,6 +120,7 @@ ModelWeights load_gguf_weights(io::GgufFile file, const ModelConfig& config, std
     // The rows of the copy are used from now on; without this the map's would stay in memory beside them.
     if (t.order.changes() || (t.latent && file.contains(t.name))) file.advise(t.name, io::Advice::kDontNeed);
   }
+  if (in_memory && options.repack) repack(parameters, tensors);
   auto check = check_of(file.maps(), tensors);
   ModelWeights weights = listed_weights(config, parameters, std::move(tensors));
   weights.check_files = std::move(check);

@@ -14,6 +14,9 @@ using ByteProgress = std::function<void(std::uint64_t done, std::uint64_t total)
 struct LoadOptions {
   Storage storage = Storage::kMapped;
   ByteProgress progress = {};  // of reading into memory
+  // Quantized matrices that were read into memory are put in the order of the CPU's products (ops/repack.h), which is for
+  // running the model alone.
+  bool repack = false;
 };
 // Whether a file of so many bytes is to be read into memory.
 bool read_into_memory(Storage storage, std::uint64_t bytes);

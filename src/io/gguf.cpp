@@ -174,7 +174,8 @@ void GgufFile::read_into_memory(const MappedFile::Progress& progress) {
   for (const GgufTensorInfo& t : tensors_)
     if (t.shape.rank() >= 2 && t.bytes > 0)
       matrices.push_back({data_begin_ + t.offset, t.bytes, t.shape.rank() == 3 ? t.shape[0] : 1});
-  map_ = map_->in_memory(progress, matrices);
+  map_ = map_->in_memory(progress, matrices, data_begin_);
+  own_memory_ = true;
   keep_alive_ = map_;
   data_ = map_->bytes().subspan(data_begin_);
 }
@@ -259,8 +260,11 @@ Tensor GgufFile::tensor(std::string_view name) const {
          in_quotes(name), t.type->name);
   const std::byte* data = data_.data() + t.offset;
   const std::size_t alignment = is_quantized(*t.type->dtype) ? 2 : size_of(*t.type->dtype);  // blocks begin with an f16
-  if (reinterpret_cast<std::uintptr_t>(data) % alignment == 0)
+  if (reinterpret_cast<std::uintptr_t>(data) % alignment == 0) {
+    // (in memory of the process's own: nothing else refers to it)
+    if (own_memory_) return Tensor::wrap(const_cast<std::byte*>(data), *t.type->dtype, t.shape, keep_alive_);
     return Tensor::wrap(static_cast<const void*>(data), *t.type->dtype, t.shape, keep_alive_);
+  }
   Tensor copy(*t.type->dtype, t.shape);
   if (t.bytes != 0) std::memcpy(copy.raw_mutable(), data, static_cast<std::size_t>(t.bytes));
   return copy;

@@ -63,7 +63,8 @@ class GgufFile {
   // From now on tensors are views of a copy in memory, which is read here (MappedFile::in_memory).
   void read_into_memory(const MappedFile::Progress& progress = {});
 
-  // A read-only view of the file. A copy when the bytes are not aligned for the type.
+  // A read-only view of the file, or one of its copy in memory, which may be written. A copy when the bytes are not aligned
+  // for the type.
   Tensor tensor(std::string_view name) const;
   void advise(std::string_view name, Advice advice) const;  // a hint for one tensor's bytes; never an error
 
@@ -80,6 +81,7 @@ class GgufFile {
   std::shared_ptr<const void> keep_alive_;
   std::span<const std::byte> data_;
   std::size_t data_begin_ = 0;  // in the file
+  bool own_memory_ = false;     // after read_into_memory()
   std::size_t file_bytes_ = 0;
 };
 

@@ -110,15 +110,18 @@ void MappedFile::check() const {
 }
 
 std::shared_ptr<const MappedFile> MappedFile::in_memory(const Progress& progress,
-                                                        std::span<const MatrixPlace> matrices) const {
+                                                        std::span<const MatrixPlace> matrices,
+                                                        std::size_t aligned) const {
   const std::shared_ptr<MappedFile> file(new MappedFile);
   file->path_ = path_;
   file->size_ = size_;
   file->device_ = device_;
   file->inode_ = inode_;
   if (size_ == 0) return file;
-  file->own_memory_ = allocate_memory(size_);
-  auto* const to = static_cast<std::byte*>(file->own_memory_.get());
+  constexpr std::size_t kLine = 64;
+  const std::size_t before = (kLine - aligned % kLine) % kLine;
+  file->own_memory_ = allocate_memory(size_ + before);
+  auto* const to = static_cast<std::byte*>(file->own_memory_.get()) + before;
   file->data_ = to;
   place_on_nodes(current_nodes(), {to, size_}, matrices);
   const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);

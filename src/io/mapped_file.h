@@ -56,10 +56,10 @@ class MappedFile {
   // The same bytes in memory of the process's own, in large pages where the system has them. The pages of a mapped file
   // are small and lie anywhere, which costs a reader of many weights up to a third of the memory's speed
   // (docs/design/quantized-cpu.md). Throws when the file was replaced or cannot be read. The matrices are spread over the
-  // memory nodes as set_numa() says.
+  // memory nodes as set_numa() says. The byte `aligned` begins a cache line.
   using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;
-  std::shared_ptr<const MappedFile> in_memory(const Progress& progress = {},
-                                              std::span<const MatrixPlace> matrices = {}) const;
+  std::shared_ptr<const MappedFile> in_memory(const Progress& progress = {}, std::span<const MatrixPlace> matrices = {},
+                                              std::size_t aligned = 0) const;
 
   // Hints for the operating system about a mapped file; never an error. kDontNeed keeps pages that are only partly in the
   // range.

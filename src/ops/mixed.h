@@ -16,6 +16,8 @@ namespace dsmoe::ops {
 
 // One row of a matrix of any dtype as f32.
 void to_floats(DType dtype, const void* row, std::span<float> x);
+// Row `row` of a matrix, which may be repacked; ld numbers from one row to the next.
+void row_to_floats(DType dtype, const void* matrix, Index ld, Index row, std::span<float> x);
 // A tensor of any dtype as f32 or bf16: one rounding of what its blocks stand for.
 Tensor dequantized(const Tensor& t, DType dtype);
 

@@ -77,20 +77,6 @@ void dequantize(const BlockQ5_0& b, float* x) {
   }
 }
 
-// fn(a block of the type), for a pointer whose type says which.
-template <class Fn>
-void with_block_type(DType dtype, Fn fn) {
-  switch (dtype) {
-    case DType::kQ8_0: return fn(BlockQ8_0{});
-    case DType::kQ4_0: return fn(BlockQ4_0{});
-    case DType::kQ5_0: return fn(BlockQ5_0{});
-    case DType::kQ4_K: return fn(BlockQ4_K{});
-    case DType::kQ5_K: return fn(BlockQ5_K{});
-    case DType::kQ6_K: return fn(BlockQ6_K{});
-    default: fail(ErrorCode::kUnsupported, "{} is no quantized type", to_string(dtype));
-  }
-}
-
 }  // namespace
 
 void quantize_row(DType dtype, std::span<const float> x, void* blocks) {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "ops/quantize.h"
+#include "ops/repack.h"
 #include "support/random_tensor.h"
 #include "support/sanitized.h"
 #include "support/tolerance.h"
@@ -68,6 +69,38 @@ Tensor product(const QuantKernels& quant, DType dtype, const Tensor& x, const Te
   return c;
 }
 
+// The same of repacked weights: straight, as many rows at a time as go, or by panels.
+Tensor repacked_product(const QuantKernels& quant, const Tensor& x, const Tensor& w, bool many) {
+  Context ctx(1);
+  const Tensor repacked = ops::repacked(ctx, w.clone());
+  const QuantType& type = type_of(quant, w.dtype());
+  const Index m = x.dim(0), n = w.dim(0), k = x.dim(1), blocks = k / 32;
+  const auto bytes = static_cast<Index>(row_bytes(w.dtype(), k));
+  std::vector<ActivationBlock> block(static_cast<std::size_t>(m * blocks));
+  std::vector<const ActivationBlock*> row;
+  for (Index i = 0; i < m; ++i) {
+    row.push_back(block.data() + i * blocks);
+    quant.quantize(k, x.data<float>() + i * k, nullptr, block.data() + i * blocks);
+  }
+  const auto* from = static_cast<const char*>(repacked.raw());
+  Tensor c(DType::kF32, {m, n}), panel(DType::kU8, {quant.panel_bytes(blocks)});
+  Tensor arranged_rows(DType::kU8, {quant.arranged_bytes(blocks, m)});
+  auto* const memory = static_cast<char*>(panel.raw_mutable());
+  auto* const arranged = static_cast<char*>(arranged_rows.raw_mutable());
+  for (Index j = 0; many && j < n; j += quant.nr) {
+    type.pack_repacked(blocks, from + j / 32 * 32 * bytes, static_cast<int>(j % 32 / 16), memory);
+    for (Index i = 0; i < m; i += quant.mr) {
+      const int rows = static_cast<int>(std::min<Index>(quant.mr, m - i));
+      if (quant.arrange) quant.arrange(blocks, row.data() + i, rows, arranged);
+      type.tile(blocks, 0, 16, {row.data() + i, arranged}, rows, memory, c.data<float>() + i * n + j, n, quant.nr, {});
+    }
+  }
+  for (Index i = 0; !many && i < m; i += quant.repacked_mr)
+    type.repacked(blocks, row.data() + i, static_cast<int>(std::min<Index>(quant.repacked_mr, m - i)), from, n,
+                  c.data<float>() + i * n, n, {.distance = 997 * m % 20000, .next = m % 2 == 0 ? from : nullptr});
+  return c;
+}
+
 class QuantTables : public ::testing::TestWithParam<const KernelTable*> {
  protected:
   const QuantKernels& quant() const { return *GetParam()->quant; }
@@ -110,6 +143,21 @@ TEST_P(QuantTables, ProductsOfAllShapesAndTypes) {
       EXPECT_TRUE(test::close(many, want, test::quantized_limit(k)))
           << to_string(dtype) << " " << m << " " << n << " " << k;
       EXPECT_TRUE(test::same_bits(few, many)) << to_string(dtype) << " " << m << " " << n << " " << k;
+    }
+  }
+}
+
+TEST_P(QuantTables, RepackedWeightsGiveTheSameBits) {
+  test::Draw draw(22);
+  for (const DType dtype : kTypes) {
+    const Index unit = block_of(dtype).numbers;
+    for (std::uint64_t round = 0; round < test::rounds(8u); ++round) {
+      const Index m = draw.between(1, 20), n = 32 * draw.between(1, 3), k = unit * draw.between(1, unit == 32 ? 75 : 7);
+      const Tensor x = test::random_tensor(DType::kF32, {m, k}, round), w = test::random_weights(dtype, {n, k}, round + 9);
+      const Tensor want = product(dtype, x, w, true);
+      for (const bool many : {true, false})
+        EXPECT_TRUE(test::same_bits(repacked_product(quant(), x, w, many), want))
+            << to_string(dtype) << " " << m << " " << n << " " << k << " " << many;
     }
   }
 }

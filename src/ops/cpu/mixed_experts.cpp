@@ -30,16 +30,9 @@ void each_piece(Index begin, Index end, Fn fn) {
   for (Index i = 0; i < pieces; ++i) fn(begin + rows * i / pieces, rows * (i + 1) / pieces - rows * i / pieces);
 }
 
-// How the rows of the experts [first, last) are used in their products, as far as those take rounded ones.
-template <class Quantized>
-RoundedFor rounded_for(const ExpertRows& rows, Index first, Index last, Quantized quantized) {
-  RoundedFor use;
-  for (Index e = first; e < last; ++e) {
-    if (!quantized(e)) continue;
-    each_piece(rows.offset[z(e)], rows.offset[z(e) + 1],
-               [&](Index, Index count) { (count <= kQuantFewRows ? use.few : use.many) = true; });
-  }
-  return use;
+// How the rows of an expert are used in products with matrices of this type.
+void add_use(RoundedFor& use, const ExpertRows& rows, Index expert, DType weights) {
+  each_piece(rows.offset[z(expert)], rows.offset[z(expert) + 1], [&](Index, Index count) { use.add(weights, count); });
 }
 
 std::vector<Index> used_experts(const ExpertRows& rows) {
@@ -49,39 +42,40 @@ std::vector<Index> used_experts(const ExpertRows& rows) {
   return used;
 }
 
-// Few rows are read straight through a task's columns; for many, one panel's worth of both matrices is finished at a time.
-Index columns_at_a_time(Index rows, Index cols) {
-  return rows <= kQuantFewRows ? cols : std::min<Index>(cols, kernels().quant->nr);
-}
+// Few rows go straight through a task's columns; for many, one panel's worth of both matrices is finished at a time.
+Index columns_at_a_time(bool straight, Index cols) { return straight ? cols : std::min(cols, wide_panel()); }
 
 }  // namespace
 
 void experts_gate_up_mixed(Context& ctx, const Experts& w, const ExpertRows& rows, const Tensor& x, Tensor& h) {
   const KernelTable& kt = kernels();
-  const auto quantized = [&](Index e) {
-    return is_quantized(w.gate_matrix(e).dtype) || is_quantized(w.up_matrix(e).dtype);
-  };
-  const MixedRows in(ctx, x.data<float>(), rows.tokens, w.model_width(), rounded_for(rows, 0, w.count(), quantized));
+  RoundedFor use;
+  for (Index e = 0; e < w.count(); ++e)
+    for (const DType type : {w.gate_matrix(e).dtype, w.up_matrix(e).dtype}) add_use(use, rows, e, type);
+  const MixedRows in(ctx, x.data<float>(), rows.tokens, w.model_width(), use);
   std::vector<Task> tasks;
   std::vector<Index> h_at;  // where an expert's rows begin in h
   Index numbers = 0, most_cols = 0, streamed = 0;
   const auto count_of = [&](Index e) { return rows.offset[z(e) + 1] - rows.offset[z(e)]; };
+  const auto straight = [&](Index e, Index count) {
+    return streams(w.gate_matrix(e).dtype, count) && streams(w.up_matrix(e).dtype, count);
+  };
   const std::vector<Index> used = used_experts(rows);
-  for (const Index e : used) streamed += count_of(e) <= kQuantFewRows ? w.width(e) : 0;
-  StreamCuts streams(ctx, streamed);
+  for (const Index e : used) streamed += straight(e, count_of(e)) ? w.width(e) : 0;
+  StreamCuts cuts(ctx, streamed);
   for (Index e = 0; e < w.count(); ++e) {
     h_at.push_back(numbers);
     const Index count = count_of(e), width = w.width(e), cols = panel_columns_per_task(ctx, width);
     numbers += count * width;
     each_piece(rows.offset[z(e)], rows.offset[z(e) + 1], [&](Index row, Index here) {
       for (Index c = 0; c < width; c += tasks.back().cols) {
-        tasks.push_back({e, row, here, c, count <= kQuantFewRows ? streams.take(width - c) : std::min(cols, width - c)});
+        tasks.push_back({e, row, here, c, straight(e, count) ? cuts.take(width - c) : std::min(cols, width - c)});
         most_cols = std::max(most_cols, tasks.back().cols);
       }
     });
   }
   float* const out = h.data<float>();
-  const Index block = std::max(kQuantFewRows * most_cols, kMixedRows * kt.quant->nr);
+  const Index block = std::max(most_streamed_rows() * most_cols, kMixedRows * wide_panel());
   const auto node = [&](Index i) {
     const Task& t = tasks[static_cast<std::size_t>(i)];
     return ctx.pool().nodes().node_of(t.col, w.width(t.expert));
@@ -92,7 +86,7 @@ void experts_gate_up_mixed(Context& ctx, const Experts& w, const ExpertRows& row
     MixedProduct product(ctx, worker, w.model_width(), 2 * block);
     float *const g = product.extra(), *const u = g + block;
     const std::int32_t* const token = rows.token.data() + t.row;
-    const Index step = columns_at_a_time(t.rows, t.cols), last = t.col + t.cols;
+    const Index step = columns_at_a_time(straight(t.expert, t.rows), t.cols), last = t.col + t.cols;
     // Threads take tasks in turns, so this one's next is likely the one that lies ctx.threads() further on.
     const auto next = static_cast<std::size_t>(i + ctx.threads());
     const char* after_task = nullptr;
@@ -142,7 +136,8 @@ void experts_down_combine_mixed(Context& ctx, const Experts& w, const ExpertRows
     const Index width = w.width(e);
     Index end = e;
     for (; end < w.count() && w.width(end) == width; ++end) group_of.push_back(groups.size());
-    const RoundedFor use = rounded_for(rows, e, end, [&](Index i) { return is_quantized(w.down_matrix(i).dtype); });
+    RoundedFor use;
+    for (Index i = e; i < end; ++i) add_use(use, rows, i, w.down_matrix(i).dtype);
     const Index count = rows.offset[z(end)] - rows.offset[z(e)];
     groups.push_back({e, MixedRows(ctx, from, count, width, use)});
     from += count * width;
@@ -150,7 +145,7 @@ void experts_down_combine_mixed(Context& ctx, const Experts& w, const ExpertRows
     e = end;
   }
   const Index most_cols = tasks > 0 ? cuts[1] : 0;  // the first is the widest
-  const Index block_size = std::max(kQuantFewRows * most_cols, kMixedRows * kt.quant->nr);
+  const Index block_size = std::max(most_streamed_rows() * most_cols, kMixedRows * wide_panel());
   float* const sum = y.data<float>();
   // One task owns a block of columns of all tokens, so it may add to them without any lock and always in the same order.
   const auto node = [&](Index task) { return ctx.pool().nodes().node_of(cuts[static_cast<std::size_t>(task)], model); };
@@ -169,7 +164,7 @@ void experts_down_combine_mixed(Context& ctx, const Experts& w, const ExpertRows
       const Group& group = groups[group_of[z(e)]];
       const MixedMatrix down = mixed(w.down_matrix(e));
       each_piece(rows.offset[z(e)], rows.offset[z(e) + 1], [&](Index row, Index count) {
-        const Index step = columns_at_a_time(count, width);
+        const Index step = columns_at_a_time(streams(down.dtype, count), width);
         for (Index c = col; c < last; c += step) {
           const Index here = std::min(step, last - c);
           // Sums of different tokens lie a power of two apart, which few places of a cache can hold.

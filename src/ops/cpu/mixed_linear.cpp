@@ -13,24 +13,26 @@ void linear_mixed(Context& ctx, const Tensor& x, std::span<const Projection> pro
   const Index tokens = x.dim(0), k = x.dim(1);
   const Index row_blocks = (tokens + kMixedRows - 1) / kMixedRows, last_rows = tokens - (row_blocks - 1) * kMixedRows;
   Index n = 0;  // of all
-  bool quantized = false;
-  for (const Projection& p : projections) n += p.w->dim(0), quantized = quantized || is_quantized(p.w->dtype());
-  // The rows are rounded once for all matrices.
-  const MixedRows rows(ctx, x.data<float>(), tokens, k,
-                       {.few = quantized && last_rows <= kQuantFewRows, .many = quantized && tokens > kQuantFewRows});
+  RoundedFor use;
+  for (const Projection& p : projections) {
+    n += p.w->dim(0);
+    use.add(p.w->dtype(), last_rows);
+    if (row_blocks > 1) use.add(p.w->dtype(), kMixedRows);
+  }
+  const MixedRows rows(ctx, x.data<float>(), tokens, k, use);  // rounded once for all matrices
   struct Task {
     MixedMatrix matrix;
     Tensor* y;
     Index col, cols;
   };
   std::vector<Task> tasks;
-  StreamCuts streams(ctx, n);
+  StreamCuts cuts(ctx, n);
   for (const Projection& p : projections) {
     const DType dtype = p.w->dtype();
     const MixedMatrix matrix{static_cast<const char*>(p.w->raw()), dtype, static_cast<Index>(row_bytes(dtype, k))};
     const Index width = p.w->dim(0), cols = panel_columns_per_task(ctx, n);
     for (Index c = 0; c < width; c += tasks.back().cols)
-      tasks.push_back({matrix, p.y, c, tokens <= kQuantFewRows ? streams.take(width - c) : std::min(cols, width - c)});
+      tasks.push_back({matrix, p.y, c, streams(dtype, tokens) ? cuts.take(width - c) : std::min(cols, width - c)});
   }
   const auto col_blocks = static_cast<Index>(tasks.size());
   const auto node = [&](Index i) {

@@ -5,6 +5,7 @@
 
 #include "ops/cpu/product.h"
 #include "ops/cpu/tasks.h"
+#include "ops/repacked_layout.h"
 
 namespace dsmoe::cpu {
 
@@ -16,7 +17,7 @@ constexpr Index kPanelBlocks = 64;  // of a panel that all tiles go over before 
 std::size_t rounded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 const QuantType& type_of(const QuantKernels& q, DType dtype) {
-  return q.type[static_cast<int>(dtype) - static_cast<int>(DType::kQ8_0)];
+  return q.type[static_cast<int>(file_type(dtype)) - static_cast<int>(DType::kQ8_0)];
 }
 
 // fn(distance) reads `bytes`. It should fetch as far ahead as this thread reads while memory answers. Memory that other
@@ -37,6 +38,16 @@ void timed_stream(Index bytes, Fn fn) {
 
 }  // namespace
 
+bool streams(DType dtype, Index rows) {
+  return rows <= (is_repacked(dtype) ? kernels().quant->repacked_mr : kQuantFewRows);
+}
+
+Index most_streamed_rows() { return std::max(kQuantFewRows, kernels().quant->repacked_mr); }
+
+void RoundedFor::add(DType weights, Index rows) {
+  if (is_quantized(weights)) (streams(weights, rows) && !is_repacked(weights) ? few : many) = true;
+}
+
 MixedRows::MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedFor use) : x_(x), k_(k) {
   if (!use.few && !use.many) return;
   const auto memory = [&](bool wanted, Index count, std::size_t bytes) {
@@ -55,8 +66,10 @@ MixedRows::MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedF
   });
 }
 
+Index wide_panel() { return std::max<Index>(kernels().quant->nr, ops::kRepackedRows); }
+
 Index panel_columns_per_task(const Context& ctx, Index n) {
-  const Index panel = kernels().quant->nr;
+  const Index panel = wide_panel();
   return std::clamp<Index>(n / (4 * ctx.threads()) / panel * panel, panel, 256);
 }
 
@@ -71,7 +84,7 @@ StreamCuts::StreamCuts(Context& ctx, Index columns)
     : left_(columns), most_(ctx.pool().nodes().count() > 1 ? 256 : columns), threads_(ctx.threads()) {}
 
 Index StreamCuts::take(Index here) {
-  constexpr Index kFinest = 16;  // sums of this many columns are stored together
+  constexpr Index kFinest = ops::kRepackedRows;
   if (round_ == 0) {
     size_ = std::clamp(left_ / (2 * threads_) / kFinest * kFinest, kFinest, std::max(most_, kFinest));
     round_ = threads_;
@@ -109,7 +122,14 @@ void MixedProduct::run(const MixedRows& rows, const std::int32_t* row, Index fir
     for (Index i = 0; i < m; ++i) list[i] = rows.floats(number(i));
     arranged_count_ = 0;  // they share the memory
     widened(list, m, rows.k(), w, col, n, c, ldc);
-  } else if (m <= kQuantFewRows) {
+  } else if (is_repacked(w.dtype) && streams(w.dtype, m)) {
+    const ActivationBlock* list[kMixedRows];
+    for (Index i = 0; i < m; ++i) list[i] = rows.blocks(number(i));
+    timed_stream(n * w.row_bytes, [&](Index distance) {
+      type_of(*kt_.quant, w.dtype)
+          .repacked(rows.k() / kQuantBlock, list, static_cast<int>(m), w.row(col), n, c, ldc, {distance, next});
+    });
+  } else if (streams(w.dtype, m) && !is_repacked(w.dtype)) {
     const ActivationChunk* list[kQuantFewRows];
     for (Index i = 0; i < m; ++i) list[i] = rows.chunks(number(i));
     timed_stream(n * w.row_bytes, [&](Index distance) {
@@ -146,7 +166,12 @@ void MixedProduct::many(const ActivationBlock* const* rows, Index m, Index block
   const char* const all = arranged(rows, m, blocks);  // then there is one tile
   for (Index j = 0; j < n; j += q.nr) {
     const int width = static_cast<int>(std::min<Index>(q.nr, n - j));
-    type.pack(blocks, w.row(col + j), w.row_bytes, width, memory_);
+    if (is_repacked(w.dtype)) {
+      const Index within = (col + j) % ops::kRepackedRows;
+      type.pack_repacked(blocks, w.row(col + j - within), static_cast<int>(within / 16), memory_);
+    } else {
+      type.pack(blocks, w.row(col + j), w.row_bytes, width, memory_);
+    }
     const char* const next_panel = j + q.nr < n ? w.row(col + j + q.nr) : next;
     FetchAhead ahead;
     if (next_panel) ahead = {next_panel, next_panel + bytes, static_cast<int>(per_block)};

@@ -15,6 +15,8 @@ namespace dsmoe::cpu {
 // Rows [rows, k] as they are, and rounded to 8 bits: for products of few rows at a time, of many, or both.
 struct RoundedFor {
   bool few = false, many = false;
+
+  void add(DType weights, Index rows);  // so many rows in one product
 };
 class MixedRows {
  public:
@@ -35,7 +37,7 @@ class MixedRows {
   Tensor few_, many_;
 };
 
-// A matrix [N, K] in the bytes of a file.
+// A matrix [N, K] in the bytes of a file, or repacked: then rows are taken by 32.
 struct MixedMatrix {
   const char* data;
   DType dtype;
@@ -43,6 +45,10 @@ struct MixedMatrix {
 
   const char* row(Index i) const { return data + i * row_bytes; }
 };
+// Whether `rows` rows at a time go straight through as many columns of it as there are, without panels; of how many rows
+// that may be.
+bool streams(DType dtype, Index rows);
+Index most_streamed_rows();
 
 // One worker's memory for products over k, and `extra` floats of the caller's.
 class MixedProduct {
@@ -70,6 +76,8 @@ class MixedProduct {
   const ActivationBlock* arranged_row_[kMixedRows];
 };
 
+// Columns that are computed together: those of a panel, and of a repacked group.
+Index wide_panel();
 // Columns of a matrix that one task takes of many rows: whole panels, and enough that what is fetched of the rows serves
 // them.
 Index panel_columns_per_task(const Context& ctx, Index n);

@@ -230,6 +230,8 @@ void tile(Index blocks, int first, int last, TileRows rows, int m, const char* p
   if constexpr (M > 1) tile<Type, M - 1>(blocks, first, last, rows, m, panel, c, ldc, n, ahead);
 }
 
+#include "ops/cpu/quant_repacked_impl.h"
+
 void widen_f16(Index n, const std::uint16_t* x, float* y) {
   for (Index i = 0; i < n; i += 16) {
     std::uint64_t four[4] = {};
@@ -267,13 +269,14 @@ double peak(Index rounds, float* sink) {
 
 template <class Type>
 constexpr QuantType kernels_of() {
-  return {few<Type>, pack<Type, kPanelZero<Type>>, tile<Type>};
+  return {few<Type>, repacked<Type>, pack<Type, kPanelZero<Type>>, pack_repacked<Type, kPanelZero<Type>>, tile<Type>};
 }
 
 const QuantKernels kQuantTable = {
     .name = kName,
     .mr = kMr,
     .nr = kNr,
+    .repacked_mr = kRepackedMr,
     .quantize = quantize,
     .type = {kernels_of<TypeQ8_0>(), kernels_of<TypeQ4_0>(), kernels_of<TypeQ5_0>(), kernels_of<TypeQ4_K>(),
              kernels_of<TypeQ5_K>(), kernels_of<TypeQ6_K>()},

@@ -16,11 +16,13 @@
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/masked.h"
+#include "ops/chain_order.h"
 
 namespace dsmoe::cpu {
 
 inline constexpr Index kQuantBlock = 32;   // numbers
-inline constexpr Index kQuantChains = 16;  // blocks of a chunk
+using ops::ChainOrder;    // of a row of ActivationBlocks, of a panel, and of repacked weights
+using ops::kQuantChains;  // and blocks of a chunk
 inline constexpr int kQuantFewRows = 4;
 inline constexpr Index kMixedRows = 128;  // the most of one product: they stay in the second-level cache
 inline constexpr int kQuantTypes = 6;     // in the order of DType, from kQ8_0
@@ -48,16 +50,6 @@ struct alignas(64) ActivationBlock {
 // From one row of blocks to the next: an odd number of lines, since rows a power of two apart share few places in a cache.
 inline Index activation_stride(Index k) { return k / kQuantBlock | 1; }
 
-// Where the block `step` of a chain lies in a row of ActivationBlocks, and in a panel.
-struct ChainOrder {
-  Index whole;  // steps that every chain has
-  Index rest;   // chains that have one more
-
-  explicit ChainOrder(Index blocks) : whole(blocks / kQuantChains), rest(blocks % kQuantChains) {}
-  Index steps(Index chain) const { return whole + (chain < rest); }
-  Index entry(Index chain, Index step) const { return chain * whole + (chain < rest ? chain : rest) + step; }
-};
-
 // What a tile multiplies: rows of ActivationBlocks, or what `arrange` made of them all.
 struct TileRows {
   const ActivationBlock* const* row = nullptr;
@@ -81,8 +73,13 @@ struct QuantType {
   // c[m, n] for m <= kQuantFewRows rows and n weight rows that lie `row_bytes` apart.
   void (*few)(Index blocks, const ActivationChunk* const* rows, int m, const char* w, Index row_bytes, Index n, float* c,
               Index ldc, StreamAhead stream);
+  // Of repacked weights (ops/repack.h): the same for m <= repacked_mr rows and n weight rows, a multiple of 32.
+  void (*repacked)(Index blocks, const ActivationBlock* const* rows, int m, const char* w, Index n, float* c, Index ldc,
+                   StreamAhead stream);
   // n <= nr weight rows to a panel, see panel_bytes(); rows past n hold anything.
   void (*pack)(Index blocks, const char* w, Index row_bytes, int n, char* panel);
+  // The same of nr rows of a repacked group of 32, from row 16 * half on.
+  void (*pack_repacked)(Index blocks, const char* group, int half, char* panel);
   // c[m, n] for m <= mr rows: the chains [first, last), added to c unless first is 0. A few chains of a panel at a time
   // stay in the nearest cache for all rows.
   void (*tile)(Index blocks, int first, int last, TileRows rows, int m, const char* panel, float* c, Index ldc, int n,
@@ -91,7 +88,7 @@ struct QuantType {
 
 struct QuantKernels {
   const char* name;
-  int mr, nr;
+  int mr, nr, repacked_mr;
   // k is a multiple of 32; either form may be null. NaN and infinity give scale NaN.
   void (*quantize)(Index k, const float* x, ActivationChunk* chunks, ActivationBlock* blocks);
   QuantType type[kQuantTypes];

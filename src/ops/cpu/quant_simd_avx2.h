@@ -80,6 +80,10 @@ struct Simd {
   static F from_halves(std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t d) {
     return {_mm256_cvtph_ps(_mm_set_epi64x(ll(b), ll(a))), _mm256_cvtph_ps(_mm_set_epi64x(ll(d), ll(c)))};
   }
+  static F load_halves(const void* p) {
+    const auto* v = static_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(v)), _mm256_cvtph_ps(_mm_loadu_si128(v + 1))};
+  }
   static F from_bytes(std::uint64_t a, std::uint64_t b) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(ll(a)))),
             _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(ll(b))))};

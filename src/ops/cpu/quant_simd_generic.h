@@ -111,6 +111,11 @@ struct Simd {
     const std::uint64_t all[4] = {a, b, c, d};
     return floats([&](int i) { return half(static_cast<std::uint32_t>(all[i / 4] >> (16 * (i % 4)) & 0xffff)); });
   }
+  static F load_halves(const void* p) {
+    std::uint64_t four[4];
+    __builtin_memcpy(four, p, sizeof four);
+    return from_halves(four[0], four[1], four[2], four[3]);
+  }
   static F from_bytes(std::uint64_t a, std::uint64_t b) {
     return floats([=](int i) { return static_cast<float>((i < 8 ? a : b) >> (8 * (i % 8)) & 255); });
   }

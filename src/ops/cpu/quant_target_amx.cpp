@@ -3,6 +3,7 @@
 
 #include "ops/cpu/quant_kernels.h"
 #include "ops/quant_blocks.h"
+#include "ops/repacked_layout.h"
 
 namespace dsmoe::cpu::amx {
 namespace {
@@ -10,6 +11,7 @@ namespace {
 // clang-format off
 #include "ops/cpu/quant_types.h"
 #include "ops/cpu/quant_pack.h"
+#include "ops/cpu/quant_repacked.h"
 #include "ops/cpu/amx.h"
 #include "ops/cpu/quant_tiles_impl.h"
 // clang-format on

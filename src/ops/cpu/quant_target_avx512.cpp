@@ -3,6 +3,7 @@
 
 #include "ops/cpu/quant_kernels.h"
 #include "ops/quant_blocks.h"
+#include "ops/repacked_layout.h"
 
 namespace dsmoe::cpu::avx512 {
 namespace {
@@ -11,6 +12,7 @@ constexpr const char* kName = "avx512";
 // clang-format off
 #include "ops/cpu/quant_types.h"
 #include "ops/cpu/quant_pack.h"
+#include "ops/cpu/quant_repacked.h"
 #include "ops/cpu/quant_impl.h"
 // clang-format on
 }  // namespace

@@ -1,6 +1,7 @@
 // Compiled with the flags of generic (see CMakeLists.txt).
 #include "ops/cpu/quant_kernels.h"
 #include "ops/quant_blocks.h"
+#include "ops/repacked_layout.h"
 
 namespace dsmoe::cpu::generic {
 namespace {
@@ -9,6 +10,7 @@ constexpr const char* kName = "generic";
 // clang-format off
 #include "ops/cpu/quant_types.h"
 #include "ops/cpu/quant_pack.h"
+#include "ops/cpu/quant_repacked.h"
 #include "ops/cpu/quant_impl.h"
 // clang-format on
 }  // namespace

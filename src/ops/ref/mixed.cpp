@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "ops/quantize.h"
+#include "ops/repack.h"
+#include "ops/repacked_layout.h"
 
 namespace dsmoe::ops {
 
@@ -18,12 +20,18 @@ void to_floats(DType dtype, const void* row, std::span<float> x) {
   if (is_quantized(dtype)) dequantize_row(dtype, row, x);
 }
 
+void row_to_floats(DType dtype, const void* matrix, Index ld, Index row, std::span<float> x) {
+  const Index within = is_repacked(dtype) ? row % kRepackedRows : 0;
+  const char* const at = static_cast<const char*>(matrix) + static_cast<std::size_t>(row - within) * row_bytes(dtype, ld);
+  is_repacked(dtype) ? repacked_row(dtype, at, within, x) : to_floats(dtype, at, x);
+}
+
 Tensor dequantized(const Tensor& t, DType dtype) {
   Tensor out(dtype, t.shape());
   const Index columns = t.dim(t.rank() - 1), rows = columns > 0 ? t.numel() / columns : 0;
   std::vector<float> row(static_cast<std::size_t>(columns));
   for (Index r = 0; r < rows; ++r) {
-    to_floats(t.dtype(), static_cast<const char*>(t.raw()) + row_bytes(t.dtype(), r * columns), row);
+    row_to_floats(t.dtype(), t.raw(), columns, r, row);
     for (Index c = 0; c < columns; ++c)
       if (dtype == DType::kBF16)
         out.data<BFloat16>()[r * columns + c] = BFloat16(row[static_cast<std::size_t>(c)]);
@@ -59,7 +67,7 @@ std::vector<double> times(const ExpertMatrix& w, Index n, const float* x, Index 
   std::vector<float> row(static_cast<std::size_t>(k));
   std::vector<double> out(static_cast<std::size_t>(n));
   for (Index j = 0; j < n; ++j) {
-    to_floats(dtype, static_cast<const char*>(w.data) + static_cast<std::size_t>(j) * row_bytes(dtype, w.ld), row);
+    row_to_floats(dtype, w.data, w.ld, j, row);
     for (std::size_t i = 0; i < row.size(); ++i) out[static_cast<std::size_t>(j)] += row[i] * in[i];
   }
   return out;
