@@ -14,7 +14,25 @@ namespace dsmoe {
 // losses; weights and activations are never f64. The types that end with R are in memory alone: the blocks of 32
 // neighbouring rows of a matrix, repacked for the CPU's products in as many bytes.
 enum class DType : std::uint8_t {
-  kF32, kBF16, kF16, kI32, kI64, kU8, kQ8_0, kQ4_0, kQ5_0, kQ4_K, kQ5_K, kQ6_K, kF64, kQ8_0R, kQ4_0R, kQ5_0R, kQ4_KR, kQ5_KR, kQ6_KR
+  kF32,
+  kBF16,
+  kF16,
+  kI32,
+  kI64,
+  kU8,
+  kQ8_0,
+  kQ4_0,
+  kQ5_0,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kF64,
+  kQ8_0R,
+  kQ4_0R,
+  kQ5_0R,
+  kQ4_KR,
+  kQ5_KR,
+  kQ6_KR
 };
 
 // What is stored as one piece: `bytes` for `numbers` neighbours of a row. One number for the plain types.

@@ -109,8 +109,7 @@ void MappedFile::check() const {
     fail(ErrorCode::kIo, "{}: the file was written to while it was in use; load it again", path_.string());
 }
 
-std::shared_ptr<const MappedFile> MappedFile::in_memory(const Progress& progress,
-                                                        std::span<const MatrixPlace> matrices,
+std::shared_ptr<const MappedFile> MappedFile::in_memory(const Progress& progress, std::span<const MatrixPlace> matrices,
                                                         std::size_t aligned) const {
   const std::shared_ptr<MappedFile> file(new MappedFile);
   file->path_ = path_;

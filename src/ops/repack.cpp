@@ -194,14 +194,14 @@ Tensor repacked(Context& ctx, Tensor matrix) {
     with_block_type(type, [&]<class Block>(Block) { repack_group<Block>(blocks, copy, group); });
   });
   const Shape shape = matrix.shape();
-  return Tensor::wrap(static_cast<const void*>(data), repacked_type(type), shape, std::make_shared<Tensor>(std::move(matrix)));
+  return Tensor::wrap(static_cast<const void*>(data), repacked_type(type), shape,
+                      std::make_shared<Tensor>(std::move(matrix)));
 }
 
 void repacked_row(DType dtype, const void* group, Index row, std::span<float> x) {
   const auto blocks = static_cast<Index>(x.size()) / 32;
-  with_block_type(file_type(dtype), [&]<class Block>(Block) {
-    read_row<Block>(blocks, static_cast<const char*>(group), row, x.data());
-  });
+  with_block_type(file_type(dtype),
+                  [&]<class Block>(Block) { read_row<Block>(blocks, static_cast<const char*>(group), row, x.data()); });
 }
 
 }  // namespace dsmoe::ops

@@ -88,7 +88,8 @@ TEST(OpsMixed, CutsCoverAllColumns) {
   for (const int threads : {1, 2, 3, 8}) {
     Context ctx(threads);
     for (const Index n : {0, 1, 15, 16, 100, 2048, 102400}) {
-      for (const std::vector<Index>& cuts : {cpu::panel_cuts(ctx, n), cpu::StreamCuts::of(ctx, n)}) {
+      for (const bool few : {true, false}) {
+        const std::vector<Index> cuts = cpu::StreamCuts::of(ctx, n, few);
         EXPECT_EQ(cuts.front(), 0);
         EXPECT_EQ(cuts.back(), n);
         for (std::size_t i = 1; i < cuts.size(); ++i) EXPECT_GT(cuts[i], cuts[i - 1]);
@@ -99,7 +100,7 @@ TEST(OpsMixed, CutsCoverAllColumns) {
 
 TEST(OpsMixed, StreamsAreLongAtFirstAndShortAtTheEnd) {
   Context ctx(2);
-  const std::vector<Index> cuts = cpu::StreamCuts::of(ctx, 2048);
+  const std::vector<Index> cuts = cpu::StreamCuts::of(ctx, 2048, true);
   const std::vector<Index> begin = {0, 512, 1024, 1280, 1536, 1664, 1792};
   ASSERT_GT(cuts.size(), begin.size());
   EXPECT_TRUE(std::equal(begin.begin(), begin.end(), cuts.begin()));
@@ -107,7 +108,7 @@ TEST(OpsMixed, StreamsAreLongAtFirstAndShortAtTheEnd) {
 
   // Of three matrices of 1000 columns, past the end of which no task goes: rounds of 3000 / 4, then of half of what is
   // left.
-  cpu::StreamCuts streams(ctx, 3000);
+  cpu::StreamCuts streams(ctx, 3000, true);
   EXPECT_EQ(streams.take(1000), 736);
   EXPECT_EQ(streams.take(264), 264);
   EXPECT_EQ(streams.take(1000), 480);

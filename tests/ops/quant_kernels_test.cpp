@@ -95,6 +95,12 @@ Tensor repacked_product(const QuantKernels& quant, const Tensor& x, const Tensor
       type.tile(blocks, 0, 16, {row.data() + i, arranged}, rows, memory, c.data<float>() + i * n + j, n, quant.nr, {});
     }
   }
+  if (many && type.repacked_tile) {  // instead
+    for (Index j = 0; j < n; j += 32)
+      for (Index i = 0; i < m; i += kRepackedTile)
+        type.repacked_tile(blocks, row.data() + i, static_cast<int>(std::min<Index>(kRepackedTile, m - i)),
+                           from + j * bytes, c.data<float>() + i * n + j, n, FetchAhead{from, from + bytes, 1});
+  }
   for (Index i = 0; !many && i < m; i += quant.repacked_mr)
     type.repacked(blocks, row.data() + i, static_cast<int>(std::min<Index>(quant.repacked_mr, m - i)), from, n,
                   c.data<float>() + i * n, n, {.distance = 997 * m % 20000, .next = m % 2 == 0 ? from : nullptr});

@@ -55,21 +55,25 @@ void experts_gate_up_mixed(Context& ctx, const Experts& w, const ExpertRows& row
   const MixedRows in(ctx, x.data<float>(), rows.tokens, w.model_width(), use);
   std::vector<Task> tasks;
   std::vector<Index> h_at;  // where an expert's rows begin in h
-  Index numbers = 0, most_cols = 0, streamed = 0;
+  Index numbers = 0, most_cols = 0, columns = 0;
   const auto count_of = [&](Index e) { return rows.offset[z(e) + 1] - rows.offset[z(e)]; };
   const auto straight = [&](Index e, Index count) {
     return streams(w.gate_matrix(e).dtype, count) && streams(w.up_matrix(e).dtype, count);
   };
   const std::vector<Index> used = used_experts(rows);
-  for (const Index e : used) streamed += straight(e, count_of(e)) ? w.width(e) : 0;
-  StreamCuts cuts(ctx, streamed);
+  bool few = true;
+  for (const Index e : used) {
+    each_piece(0, count_of(e), [&](Index, Index) { columns += w.width(e); });
+    few = few && straight(e, count_of(e));
+  }
+  StreamCuts cuts(ctx, columns, few);
   for (Index e = 0; e < w.count(); ++e) {
     h_at.push_back(numbers);
-    const Index count = count_of(e), width = w.width(e), cols = panel_columns_per_task(ctx, width);
-    numbers += count * width;
+    const Index width = w.width(e);
+    numbers += count_of(e) * width;
     each_piece(rows.offset[z(e)], rows.offset[z(e) + 1], [&](Index row, Index here) {
       for (Index c = 0; c < width; c += tasks.back().cols) {
-        tasks.push_back({e, row, here, c, straight(e, count) ? cuts.take(width - c) : std::min(cols, width - c)});
+        tasks.push_back({e, row, here, c, cuts.take(width - c)});
         most_cols = std::max(most_cols, tasks.back().cols);
       }
     });
@@ -116,7 +120,7 @@ void experts_down_combine_mixed(Context& ctx, const Experts& w, const ExpertRows
   };
   const std::vector<Index> used = used_experts(rows);
   const bool few = rows.tokens <= kQuantFewRows;
-  const std::vector<Index> cuts = few ? StreamCuts::of(ctx, model) : panel_cuts(ctx, model);
+  const std::vector<Index> cuts = StreamCuts::of(ctx, model, few);
   const auto tasks = static_cast<Index>(cuts.size()) - 1;
   if (few && !used.empty()) {  // where the threads will begin, while this one rounds the rows
     constexpr Index kFirstRows = 64;

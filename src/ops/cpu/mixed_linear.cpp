@@ -26,13 +26,12 @@ void linear_mixed(Context& ctx, const Tensor& x, std::span<const Projection> pro
     Index col, cols;
   };
   std::vector<Task> tasks;
-  StreamCuts cuts(ctx, n);
+  StreamCuts cuts(ctx, n, tokens <= kQuantFewRows);
   for (const Projection& p : projections) {
     const DType dtype = p.w->dtype();
     const MixedMatrix matrix{static_cast<const char*>(p.w->raw()), dtype, static_cast<Index>(row_bytes(dtype, k))};
-    const Index width = p.w->dim(0), cols = panel_columns_per_task(ctx, n);
-    for (Index c = 0; c < width; c += tasks.back().cols)
-      tasks.push_back({matrix, p.y, c, streams(dtype, tokens) ? cuts.take(width - c) : std::min(cols, width - c)});
+    const Index width = p.w->dim(0);
+    for (Index c = 0; c < width; c += tasks.back().cols) tasks.push_back({matrix, p.y, c, cuts.take(width - c)});
   }
   const auto col_blocks = static_cast<Index>(tasks.size());
   const auto node = [&](Index i) {

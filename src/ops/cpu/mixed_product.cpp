@@ -68,25 +68,17 @@ MixedRows::MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedF
 
 Index wide_panel() { return std::max<Index>(kernels().quant->nr, ops::kRepackedRows); }
 
-Index panel_columns_per_task(const Context& ctx, Index n) {
-  const Index panel = wide_panel();
-  return std::clamp<Index>(n / (4 * ctx.threads()) / panel * panel, panel, 256);
-}
-
-std::vector<Index> panel_cuts(const Context& ctx, Index n) {
-  std::vector<Index> cuts = {0};
-  while (cuts.back() < n) cuts.push_back(std::min(n, cuts.back() + panel_columns_per_task(ctx, n)));
-  return cuts;
-}
-
 // With several memory nodes tasks are sorted by node, which a long one would not follow.
-StreamCuts::StreamCuts(Context& ctx, Index columns)
-    : left_(columns), most_(ctx.pool().nodes().count() > 1 ? 256 : columns), threads_(ctx.threads()) {}
+StreamCuts::StreamCuts(Context& ctx, Index columns, bool few_rows)
+    : left_(columns),
+      least_(few_rows ? ops::kRepackedRows : 4 * ops::kRepackedRows),
+      most_(ctx.pool().nodes().count() > 1 ? 256 : std::max(columns, least_)),
+      threads_(ctx.threads()) {}
 
 Index StreamCuts::take(Index here) {
-  constexpr Index kFinest = ops::kRepackedRows;
+  constexpr Index kWhole = ops::kRepackedRows;
   if (round_ == 0) {
-    size_ = std::clamp(left_ / (2 * threads_) / kFinest * kFinest, kFinest, std::max(most_, kFinest));
+    size_ = std::clamp(left_ / (2 * threads_) / kWhole * kWhole, least_, most_);
     round_ = threads_;
   }
   --round_;
@@ -95,8 +87,8 @@ Index StreamCuts::take(Index here) {
   return columns;
 }
 
-std::vector<Index> StreamCuts::of(Context& ctx, Index n) {
-  StreamCuts streams(ctx, n);
+std::vector<Index> StreamCuts::of(Context& ctx, Index n, bool few_rows) {
+  StreamCuts streams(ctx, n, few_rows);
   std::vector<Index> cuts = {0};
   while (cuts.back() < n) cuts.push_back(cuts.back() + streams.take(n - cuts.back()));
   return cuts;
@@ -139,6 +131,8 @@ void MixedProduct::run(const MixedRows& rows, const std::int32_t* row, Index fir
   } else {
     const ActivationBlock* list[kMixedRows];
     for (Index i = 0; i < m; ++i) list[i] = rows.blocks(number(i));
+    if (is_repacked(w.dtype) && type_of(*kt_.quant, w.dtype).repacked_tile)
+      return repacked_tiles(list, m, rows.k() / kQuantBlock, w, col, n, c, ldc, next);
     many(list, m, rows.k() / kQuantBlock, w, col, n, c, ldc, next);
   }
 }
@@ -151,6 +145,23 @@ const char* MixedProduct::arranged(const ActivationBlock* const* rows, Index m, 
     arranged_count_ = m;
   }
   return arranged_;
+}
+
+void MixedProduct::repacked_tiles(const ActivationBlock* const* rows, Index m, Index blocks, const MixedMatrix& w,
+                                  Index col, Index n, float* c, Index ldc, const char* next) {
+  const QuantType& type = type_of(*kt_.quant, w.dtype);
+  const Index tiles = (m + kRepackedTile - 1) / kRepackedTile, bytes = ops::kRepackedRows * w.row_bytes;
+  const Index per_block = (bytes / 64 + tiles * blocks - 1) / (tiles * blocks);
+  for (Index j = 0; j < n; j += ops::kRepackedRows) {
+    const char* const next_group = j + ops::kRepackedRows < n ? w.row(col + j + ops::kRepackedRows) : next;
+    FetchAhead ahead;
+    if (next_group) ahead = {next_group, next_group + bytes, static_cast<int>(per_block)};
+    for (Index t = 0; t < tiles; ++t) {
+      const Index row = m * t / tiles, end = m * (t + 1) / tiles;
+      type.repacked_tile(blocks, rows + row, static_cast<int>(end - row), w.row(col + j), c + row * ldc + j, ldc, ahead);
+      if (next_group) ahead.begin += per_block * 64 * blocks;
+    }
+  }
 }
 
 void MixedProduct::many(const ActivationBlock* const* rows, Index m, Index blocks, const MixedMatrix& w, Index col, Index n,

@@ -65,6 +65,8 @@ class MixedProduct {
  private:
   void many(const ActivationBlock* const* rows, Index m, Index blocks, const MixedMatrix& w, Index col, Index n, float* c,
             Index ldc, const char* next);
+  void repacked_tiles(const ActivationBlock* const* rows, Index m, Index blocks, const MixedMatrix& w, Index col, Index n,
+                      float* c, Index ldc, const char* next);
   const char* arranged(const ActivationBlock* const* rows, Index m, Index blocks);
   void widened(const float* const* rows, Index m, Index k, const MixedMatrix& w, Index col, Index n, float* c, Index ldc);
 
@@ -78,23 +80,19 @@ class MixedProduct {
 
 // Columns that are computed together: those of a panel, and of a repacked group.
 Index wide_panel();
-// Columns of a matrix that one task takes of many rows: whole panels, and enough that what is fetched of the rows serves
-// them.
-Index panel_columns_per_task(const Context& ctx, Index n);
-std::vector<Index> panel_cuts(const Context& ctx, Index n);  // where the tasks of n columns begin, and n at the end
-
-// How the columns of a section with few rows, which is bound by reading weights, are cut into tasks. A thread reads fastest
-// in one long stream, so in each round every thread gets an equal task of half of all that is left; the last tasks are
-// short, so that no thread waits long for another's.
+// How the columns of a section are cut into tasks. A thread reads weights fastest in one long stream, and has to fetch the
+// rows anew for every task; so in each round every thread gets an equal task of half of all that is left. The last tasks
+// are short, so that no thread waits long for another's: shorter with few rows, whose work is the reading of weights.
 class StreamCuts {
  public:
-  StreamCuts(Context& ctx, Index columns);  // of all matrices
-  Index take(Index here);                   // columns of the next task, at most the `here` that are left of a matrix
+  StreamCuts(Context& ctx, Index columns, bool few_rows);  // of all matrices
+  Index take(Index here);  // columns of the next task, at most the `here` that are left of a matrix
 
-  static std::vector<Index> of(Context& ctx, Index n);  // as panel_cuts()
+  // Where the tasks of n columns begin, and n at the end.
+  static std::vector<Index> of(Context& ctx, Index n, bool few_rows);
 
  private:
-  Index left_, most_;
+  Index left_, least_, most_;
   int threads_, round_ = 0;  // tasks left of the round
   Index size_ = 0;
 };

@@ -269,7 +269,12 @@ double peak(Index rounds, float* sink) {
 
 template <class Type>
 constexpr QuantType kernels_of() {
-  return {few<Type>, repacked<Type>, pack<Type, kPanelZero<Type>>, pack_repacked<Type, kPanelZero<Type>>, tile<Type>};
+  return {few<Type>,
+          repacked<Type>,
+          repacked_tile_of<Type>(),
+          pack<Type, kPanelZero<Type>>,
+          pack_repacked<Type, kPanelZero<Type>>,
+          tile<Type>};
 }
 
 const QuantKernels kQuantTable = {

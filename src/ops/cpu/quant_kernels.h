@@ -14,16 +14,17 @@
 
 #include <cstdint>
 
+#include "ops/chain_order.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/masked.h"
-#include "ops/chain_order.h"
 
 namespace dsmoe::cpu {
 
-inline constexpr Index kQuantBlock = 32;   // numbers
-using ops::ChainOrder;    // of a row of ActivationBlocks, of a panel, and of repacked weights
-using ops::kQuantChains;  // and blocks of a chunk
+inline constexpr Index kQuantBlock = 32;  // numbers
+using ops::ChainOrder;                    // of a row of ActivationBlocks, of a panel, and of repacked weights
+using ops::kQuantChains;                  // and blocks of a chunk
 inline constexpr int kQuantFewRows = 4;
+inline constexpr int kRepackedTile = 4;
 inline constexpr Index kMixedRows = 128;  // the most of one product: they stay in the second-level cache
 inline constexpr int kQuantTypes = 6;     // in the order of DType, from kQ8_0
 
@@ -76,6 +77,10 @@ struct QuantType {
   // Of repacked weights (ops/repack.h): the same for m <= repacked_mr rows and n weight rows, a multiple of 32.
   void (*repacked)(Index blocks, const ActivationBlock* const* rows, int m, const char* w, Index n, float* c, Index ldc,
                    StreamAhead stream);
+  // The same for m <= kRepackedTile of many rows and one group of 32 weight rows, where that is faster than a panel; else
+  // null.
+  void (*repacked_tile)(Index blocks, const ActivationBlock* const* rows, int m, const char* w, float* c, Index ldc,
+                        FetchAhead ahead);
   // n <= nr weight rows to a panel, see panel_bytes(); rows past n hold anything.
   void (*pack)(Index blocks, const char* w, Index row_bytes, int n, char* panel);
   // The same of nr rows of a repacked group of 32, from row 16 * half on.

@@ -71,8 +71,7 @@ void pack_repacked(Index blocks, const char* group, int half, char* panel) {
       for (int u = 0; u < 8; ++u)
         for (int v = 0; v < kNv; ++v) {
           const B code = repacked_codes<Type>(codes, half + v, u);
-          Simd::store_bytes64(panel + (u * kNv + v) * 64,
-                              Type::kZero == kPanelZero ? code : Simd::add_bytes(code, shift));
+          Simd::store_bytes64(panel + (u * kNv + v) * 64, Type::kZero == kPanelZero ? code : Simd::add_bytes(code, shift));
         }
       auto* const to = reinterpret_cast<float*>(panel + kNr * kQuantBlock);
       for (int v = 0; v < kNv; ++v) {

@@ -45,9 +45,7 @@ struct Simd {
   static F from_halves(std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t d) {
     return _mm512_cvtph_ps(_mm256_set_epi64x(ll(d), ll(c), ll(b), ll(a)));
   }
-  static F load_halves(const void* p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
-  }
+  static F load_halves(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
   // Sixteen halves, each kWords words of 16 bits after the one before, from 32 * kWords readable bytes. Two registers hold
   // those of several neighbours, and one permutation takes them out.
   template <int kWords>

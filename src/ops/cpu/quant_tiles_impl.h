@@ -216,6 +216,7 @@ double peak(Index rounds, float* sink) {
 template <class Type>
 void take_over(QuantType& type) {
   type.pack = pack<Type, 0>;
+  type.repacked_tile = nullptr;
   type.pack_repacked = pack_repacked<Type, 0>;
   type.tile = tile<Type::kKind>;
 }
