@@ -363,6 +363,21 @@ TEST_F(GgufModel, TheSameLogitsAsFromAFolder) {
   }
 }
 
+// Weights that are repacked for the CPU's products, as a model for generation has them.
+TEST_F(GgufModel, RepackedWeightsGiveTheSameLogits) {
+  ModelConfig c = small();
+  c.hidden_size = 256, c.intermediate_size = 512, c.moe_intermediate_size = 256;
+  const auto path = write(c, "q4_k_m");
+  const std::vector<std::int32_t> ids{3, 9, 27, 31, 4, 12, 36, 8, 24};
+  const Transformer mapped = load_model(path, {}, {.storage = Storage::kMapped, .repack = true});
+  const Transformer memory = load_model(path, {}, {.storage = Storage::kMemory, .repack = true});
+  EXPECT_FALSE(is_repacked(mapped.weights().layers[1].o.weight.dtype())) << "the file is not written to";
+  EXPECT_TRUE(is_repacked(memory.weights().layers[1].o.weight.dtype()));
+  EXPECT_TRUE(is_repacked(memory.weights().layers[1].experts.list()[0].mlp.down_proj.dtype()));
+  EXPECT_FALSE(is_repacked(memory.weights().embedding.dtype())) << "single rows are read";
+  EXPECT_TRUE(test::same_bits(test::logits_of(ctx_, memory, ids), test::logits_of(ctx_, mapped, ids)));
+}
+
 // What is in memory does not change with the file.
 TEST_F(GgufModel, StorageIsWhereItWasAskedFor) {
   const ModelConfig c = small();
