@@ -79,13 +79,14 @@ void run(const GenerateFlags& flags) {
   Session session(model, o.model.session);
   nlohmann::ordered_json routing = nlohmann::ordered_json::array();
   if (o.routing) session.set_probe([&](Index layer, const Routing& r) { routing.push_back(routing_json(layer, r)); });
-  const Interrupt interrupt;
+  std::optional<Interrupt> interrupt;  // stops a text; a prompt that is being read ends by the signal, as nothing is lost
   const Generated out = session.generate(prompt, o.sampling.options(*model), [&](const Piece& piece) {
+    if (!interrupt) interrupt.emplace();
     if (!o.json) {
       print(tokenizer ? std::string(piece.text) : fmt::format("{} ", piece.id));
       flush_output();
     }
-    return !any_rank(interrupt.pending());
+    return !any_rank(interrupt->pending());
   });
   print_result(o, out, prompt, tokenizer.has_value(), routing);
 }
