@@ -212,12 +212,27 @@ void check_data(const RunSetup& setup, const Start& start, const Origin& known) 
          fmt::join(start.options.data, ", "), setup.out, setup.out);
 }
 
-void open_data(Start& start, DataOptions options, const SetupHooks& hooks) {
-  if (is_ids(start.options.data)) {
-    start.data = open_ids(options, start.config.vocab_size);
-    start.options.seq_len = start.data.training->batch(0, 1).length;  // the file's
-    return;
-  }
+// What its lines say already. A resumed run has the length saved.
+void open_id_sequences(const RunSetup& setup, Start& start, const DataOptions& options) {
+  start.data = open_ids(options, start.config.vocab_size);
+  const std::string& file = start.options.data.front();
+  const Index length = start.data.training->batch(0, 1).length;
+  require(!is_given(setup, "seq-len") || start.options.seq_len == length,
+          "seq-len is {}, but the lines of {} are sequences of {} inputs and their targets; leave it out",
+          start.options.seq_len, file, length);
+  require(!is_given(setup, "holdout") || start.options.holdout == 0,
+          "holdout is {}, but the lines of {} are all trained on; hold out another .ids file with eval-data",
+          start.options.holdout, file);
+  start.options.seq_len = length;
+  if (!start.data.held_out) return;
+  const Index other = start.data.held_out->batch(0, 1).length;
+  require(other <= start.config.max_position_embeddings,
+          "{} has sequences of {} tokens, longer than the model's max_position_embeddings {}; cut its lines",
+          start.options.eval_data.front(), other, start.config.max_position_embeddings);
+}
+
+void open_data(const RunSetup& setup, Start& start, DataOptions options, const SetupHooks& hooks) {
+  if (is_ids(start.options.data)) return open_id_sequences(setup, start, options);
   options.progress = hooks.reading;
   start.data = open_dataset(options, *start.tokenizer, start.config.vocab_size);
   for (const std::string& line : start.data.report.lines()) note(hooks, line);
@@ -248,7 +263,7 @@ Start set_up_training(const RunSetup& setup, RunFolder& folder, Context& ctx, co
     if (const auto id = start.tokenizer->bos_id()) start.config.bos_token_id = *id;
     if (const auto id = start.tokenizer->eos_id()) start.config.eos_token_id = {*id};
   }
-  open_data(start, data, hooks);
+  open_data(setup, start, data, hooks);
   start.origin.data = start.data.fingerprint;
   if (known) check_data(setup, start, *known);
   require(start.options.seq_len <= start.config.max_position_embeddings,
