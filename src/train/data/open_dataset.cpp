@@ -64,6 +64,8 @@ class Labels {
   std::map<std::string, std::uint32_t> numbers_;
 };
 
+constexpr const char* kOtherCacheFolder = "the environment variable XDG_CACHE_HOME names another one";
+
 void build_cache(const fs::path& path, const std::string& key, const DataOptions& options, const Tokenizer& tokenizer,
                  const std::vector<InputFile>& files) {
   TokenCacheWriter writer(path);
@@ -123,7 +125,9 @@ Tokens open_tokens(const DataOptions& options, const Tokenizer& tokenizer) {
   const fs::path folder = options.cache_folder.empty() ? default_cache_folder() : options.cache_folder;
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) fail(ErrorCode::kIo, "{}: cannot create the folder for caches: {}", folder.string(), error.message());
+  if (error)
+    fail(ErrorCode::kIo, "{}: cannot create the folder for caches: {}; {}", folder.string(), error.message(),
+         kOtherCacheFolder);
 
   Tokens out;
   DataReport& report = out.report;
@@ -131,7 +135,12 @@ Tokens open_tokens(const DataOptions& options, const Tokenizer& tokenizer) {
   auto view = use_cache(report.cache, key.key, out.file, report.cache_note);
   if (!view) {
     remove_leftovers(report.cache);
-    build_cache(report.cache, key.key, options, tokenizer, files);
+    try {
+      build_cache(report.cache, key.key, options, tokenizer, files);
+    } catch (const Error& refused) {
+      if (refused.code() != ErrorCode::kIo || !std::string_view(refused.what()).starts_with(folder.string())) throw;
+      fail(ErrorCode::kIo, "{}; {}", refused.what(), kOtherCacheFolder);  // somebody who gave no such folder cannot know
+    }
     report.cache_built = true;
     std::string why;
     view = use_cache(report.cache, key.key, out.file, why);
