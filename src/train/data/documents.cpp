@@ -66,6 +66,15 @@ std::vector<ChatMessage> read_messages(const Json& list, const std::string& wher
   return messages;
 }
 
+// Of fields that hold a text, the first few.
+std::string text_fields(const Json& object) {
+  constexpr std::size_t kFew = 5;
+  std::vector<std::string> names;
+  for (const auto& [name, value] : object.items())
+    if (value.is_string() && names.size() < kFew) names.push_back(in_quotes(name));
+  return names.empty() ? "no field with a text" : fmt::format("{}", fmt::join(names, ", "));
+}
+
 void parse_line(std::string_view line, const DataOptions& options, RawDocument& doc) {
   const Json value = json_read::parse_object(line, doc.where);
   if (const auto label = value.find(options.label_field); label != value.end() && label->is_string())
@@ -75,7 +84,8 @@ void parse_line(std::string_view line, const DataOptions& options, RawDocument& 
   } else if (json_read::find(value, "messages")) {
     doc.messages = read_messages(json_read::array(value, "messages", doc.where), doc.where);
   } else {
-    fail(ErrorCode::kFormat, "{}: neither the field {} nor 'messages'", doc.where, in_quotes(options.field));
+    fail(ErrorCode::kFormat, "{}: neither the field {} nor 'messages', it has {}", doc.where, in_quotes(options.field),
+         text_fields(value));
   }
 }
 
