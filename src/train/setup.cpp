@@ -242,6 +242,7 @@ void open_data(const RunSetup& setup, Start& start, DataOptions options, const S
 
 Start set_up_training(const RunSetup& setup, RunFolder& folder, Context& ctx, const SetupHooks& hooks, ExpertShare share) {
   setup.validate();
+  if (!setup.model.empty()) check_is_model(setup.model);
   Start start;
   start.resumed = checkpoint_to_resume(setup, folder, hooks);
   start.options = start.resumed ? resumed_options(setup, *start.resumed) : fresh_options(setup);

@@ -94,6 +94,8 @@ TEST_F(Mistakes, WrongModelsAndFiles) {
   EXPECT_TRUE(fails(run_program({"generate", "-m", m, "-p", "x"}), 1, {"no tokenizer", "--ids"}));
   EXPECT_TRUE(fails(run_program({"chat", "-m", m}), 1, {"no tokenizer", "tokenizer.json"}));
   EXPECT_TRUE(fails(run_program({"eval", "-m", m, "--data", m + "/config.json"}), 1, {"no tokenizer", "tokenizer.json"}));
+  EXPECT_TRUE(fails(run_program({"train", "-m", folder_.path(), "-o", path("t")}), 1, {"folder of a model"}));
+  EXPECT_TRUE(fails(run_program({"bench", "model", "-m", m, "-p", "0", "-n", "0"}), 2, {"nothing to measure", "--n-gen"}));
   EXPECT_EQ(run_program({"generate", "-m", m, "--ids", "1,2,3", "-n", "2"}).status, 0);
   EXPECT_EQ(run_program({"generate", "-m", m, "--ids", "1", "2", "3", "-n", "2"}).status, 0);
   EXPECT_TRUE(fails(run_program({"generate", "-m", m, "--ids", "1", "-n", "-5"}), 2, {"-5", "-1"}));
