@@ -140,6 +140,16 @@ TEST_F(ModelCommands, GenerateRefusesInOneLine) {
   refused({"generate", "-m", m, "-p", "x"}, 1, "model.safetensors");
 }
 
+TEST_F(ModelCommands, NotesComeBehindTheTextInAFileOfBoth) {
+  const std::string command =
+      std::string("'") + DSMOE_PROGRAM + "' generate -m '" + model() + "' -p Hello -n 3 >'" + path("both") + "' 2>&1";
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  std::ifstream file(path("both"));
+  std::string line, last;
+  while (std::getline(file, line)) last = line;
+  EXPECT_EQ(last.find("prompt "), 0u) << last;
+}
+
 TEST_F(ModelCommands, EvalOfIdsWithLogitsAgreesWithItself) {
   const std::string m = model();
   std::ofstream(path("x.ids")) << "1 2 3 4 5 6\n7 8 9 10 11 12\n";
