@@ -129,7 +129,7 @@ struct TrainOptions {
     v(o.clip, {"clip", "Clip the gradient norm to this value (0 disables clipping)", at_least(0).under(kLarge)});
     v(o.beta1, {"beta1", "AdamW beta1", at_least(0).under(1)});
     v(o.beta2, {"beta2", "AdamW beta2", at_least(0).under(1)});
-    v(o.epsilon, {"epsilon", "AdamW epsilon", at_least(0).under(1)});
+    v(o.epsilon, {"epsilon", "AdamW epsilon", over(0).under(1)});
     v(o.bias_update_speed,
       {"bias-update-speed",
        "Auxiliary-loss-free balancing: change of an expert's selection bias per step (0 disables it; 0.001 is typical)",

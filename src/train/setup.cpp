@@ -169,21 +169,25 @@ std::optional<Tokenizer> find_tokenizer(const RunSetup& setup, const Start& star
   return learned_tokenizer(data, start.config.vocab_size, hooks);
 }
 
-// The run's own place in its data: sequences of this length, in this order.
-void check_data_options(const RunSetup& setup, const Start& start) {
+// What a checkpoint goes on from: a place in its data, of sequences of this length in this order, and the moments of what
+// is trained.
+void check_kept_options(const RunSetup& setup, const Start& start) {
   const nlohmann::ordered_json now = to_json(start.options), before = to_json(load_options(*start.resumed));
-  for (const char* name : {"seq-len", "order", "seed", "holdout"}) {
-    if (now[name] == before[name] || (std::string_view(name) == "seq-len" && is_ids(start.options.data))) continue;
+  const auto same = [&](const char* name, const char* what) {
+    if (now[name] == before[name]) return;
     fail(ErrorCode::kInvalidArgument,
-         "{} is {}, but the run in {} has {}, and its place in the data depends on it; leave it out to resume, or train "
-         "from {} with model in another folder",
-         name, json_read::shown(now[name]), setup.out, json_read::shown(before[name]), setup.out);
-  }
+         "{} is {}, but the run in {} has {}, and {} depends on it; leave it out to resume, or train from {} with model in "
+         "another folder",
+         name, json_read::shown(now[name]), setup.out, json_read::shown(before[name]), what, setup.out);
+  };
+  for (const char* name : {"seq-len", "order", "seed", "holdout"})
+    if (std::string_view(name) != "seq-len" || !is_ids(start.options.data)) same(name, "its place in the data");
+  for (const char* name : {"dtype", "lora-rank", "freeze"}) same(name, "what its checkpoint holds of the optimizer");
 }
 
 // Before the model and the data are read. `known`: none for a run of an earlier version.
 void check_resumed(const RunSetup& setup, const Start& start, const std::optional<Origin>& known, const SetupHooks& hooks) {
-  check_data_options(setup, start);
+  check_kept_options(setup, start);
   if (!known) {
     note(hooks, fmt::format("{} is of an earlier version: whether its starting model, tokenizer and data are the same is "
                             "not checked",

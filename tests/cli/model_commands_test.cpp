@@ -182,6 +182,7 @@ TEST_F(ModelCommands, TokenizeBothWays) {
       run_program({"tokenize", "-m", kTokenizer, "-p", "User: Who are you?\n\nAssistant:", "--ids", "--no-bos"});
   EXPECT_EQ(o.out, "5726 25 8886 418 340 30 185 185 77398 25\n") << o.err;
   EXPECT_EQ(run_program({"tokenize", "-m", kTokenizer, "--decode", "5726", "25", "8886"}).out, "User: Who\n");
+  EXPECT_EQ(run_program({"tokenize", "-m", kTokenizer, "--decode", "5726, 25 8886", "--json"}).json()["text"], "User: Who");
   const Json j = Json::parse(run_program({"tokenize", "-m", kTokenizer, "--json"}, "", "you?").out);
   EXPECT_EQ(j["ids"].size(), j["pieces"].size());
 }

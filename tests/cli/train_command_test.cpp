@@ -227,6 +227,19 @@ TEST_F(TrainCommand, RefusesWhatMakesNoSense) {
   EXPECT_EQ(run_program({"train"}).status, 2);
 }
 
+TEST_F(TrainCommand, ResumingRefusesWhatWouldTrainSomethingElse) {
+  ASSERT_EQ(train({"--steps", "1", "--lora-rank", "2", "-o", out()}).status, 0);
+  const auto resumed = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"train", "--resume", "-o", out(), "--steps", "2"});
+    return run_program(more);
+  };
+  EXPECT_TRUE(fails(resumed({"--lora-rank", "4"}), 1, {"lora-rank is 4", "has 2", "leave it out", "with model"}));
+  EXPECT_TRUE(fails(resumed({"--dtype", "bf16"}), 1, {"dtype is", "bf16", "leave it out"}));
+  EXPECT_TRUE(fails(resumed({"--freeze", "*"}), 1, {"freeze is", "leave it out"}));
+  EXPECT_TRUE(fails(resumed({"--epsilon", "0"}), 2, {"--epsilon: 0", "over 0"}));
+  EXPECT_EQ(resumed({}).status, 0);
+}
+
 TEST_F(TrainCommand, BenchTrainPrintsItsBound) {
   const ProgramResult r =
       run_program({"bench", "train", "--preset", "tiny", "--batch-size", "1", "--seq-len", "16", "-r", "1", "--json"});
