@@ -191,8 +191,9 @@ void read_documents(const std::vector<InputFile>& files, const DataOptions& opti
 
 std::vector<std::string> DataReport::lines() const {
   std::vector<std::string> out;
-  if (files > 0)
-    out.push_back(fmt::format("data: {} tokens in {} document{} of {} file{}{}", tokens, documents,
+  if (files > 0)  // where only texts are read, there are no tokens to count
+    out.push_back(fmt::format("data: {}{} document{} of {} file{}{}",
+                              cache.empty() ? "" : fmt::format("{} tokens in ", tokens), documents,
                               documents == 1 ? "" : "s", files, files == 1 ? "" : "s",
                               cache.empty() ? "" : (cache_built ? ", cached in " : ", from the cache ") + cache.string()));
   if (!cache_note.empty()) out.push_back("data: " + cache_note);
