@@ -274,6 +274,10 @@ class Bench {
 
 void run(const BenchModelOptions& o) {
   if (o.model.path.empty() == o.preset.empty()) throw UsageError("give either --model or --preset");
+  const auto none = [](const std::vector<Index>& lengths) {
+    return std::all_of(lengths.begin(), lengths.end(), [](Index n) { return n == 0; });
+  };
+  if (none(o.prompt) && none(o.generate)) throw UsageError("there is nothing to measure; give --n-prompt or --n-gen");
   if (o.preset.empty() && !o.type.empty()) throw UsageError("--type is for --preset; a model has its own");
   if (o.model.load.device == Device::kCuda) return bench_model_on_gpu(o);
   if (!o.preset.empty()) throw UsageError("--preset is for --device cuda; on the CPU make a model with dsmoe init");

@@ -173,7 +173,7 @@ void add_bench_train(CLI::App& bench) {
   CLI::App* command = add_command(bench, "train", "Benchmark training steps: forward, backward and AdamW");
   command->add_option("--preset", o.preset, "Known architecture (default: a small one)");
   command->add_option("--config", o.config, "Architecture from a config.json");
-  command->add_option("--layers", o.layers, "Only so many layers of it (0: all)")
+  command->add_option("--layers", o.layers, "So many layers instead of its own (0: its own)")
       ->check(in_range(kNotNegative))
       ->capture_default_str();
   command->add_option("--dtype", o.dtypes, "Dtype: f32, bf16 or both, comma-separated")

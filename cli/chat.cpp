@@ -1,11 +1,9 @@
 // dsmoe chat: a conversation at the terminal.
-#include <editline/readline.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -13,6 +11,7 @@
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/line_editor.h"
 #include "cli/model_options.h"
 #include "cli/output.h"
 #include "core/fail.h"
@@ -28,29 +27,71 @@ struct ChatFlags {
   std::string system, chat_template;
 };
 
-// With line editing and history on a terminal, line by line otherwise. Nothing at the end of the input.
-std::optional<std::string> read_line(const char* prompt) {
-  if (!isatty(STDIN_FILENO)) {
+// Messages, each a line, from a terminal or from elsewhere. A line that ends in \ goes on in the next.
+class Messages {
+ public:
+  explicit Messages(bool terminal) {
+    if (terminal) editor_.emplace();
+  }
+
+  // Nothing at the end of the input. Empty after ctrl-C, which forgets what was typed.
+  std::optional<std::string> next() {
+    std::string message;
+    for (const char* prompt = "> ";; prompt = "... ") {
+      const std::optional<std::string> line = read_line(prompt);
+      if (!line) {
+        if (!editor_) return message.empty() ? std::nullopt : std::optional(message);
+        if (!editor_->interrupted()) return {};
+        print("\n(ctrl-D or /exit quits)\n");
+        return "";
+      }
+      message += *line;
+      if (!message.ends_with('\\')) break;
+      message.back() = '\n';
+    }
+    if (editor_) editor_->remember(message);
+    return message;
+  }
+
+ private:
+  std::optional<std::string> read_line(const char* prompt) {
+    if (editor_) return editor_->read(prompt);
     std::string line;
     if (!std::getline(std::cin, line)) return {};
+    if (line.ends_with('\r')) line.pop_back();
     return line;
   }
-  const std::unique_ptr<char, decltype(&std::free)> line(readline(prompt), &std::free);
-  if (!line) return {};
-  if (*line) add_history(line.get());
-  return std::string(line.get());
-}
 
-std::string answer(Session& session, const std::vector<ChatMessage>& messages, const GenerateOptions& options) {
+  std::optional<LineEditor> editor_;
+};
+
+// Nothing when ctrl-C stopped it before it began.
+std::optional<std::string> answer(Session& session, const std::vector<ChatMessage>& messages,
+                                  const GenerateOptions& options) {
+  struct Stopped {};
   const Interrupt interrupt;
-  const Generated out = session.chat(messages, options, [&](const Piece& piece) {
-    print(piece.text);
-    flush_output();
-    return !interrupt.pending();
-  });
-  print("\n");
-  if (out.finish == Finish::kContext) print_note("the context is full: the answer ends here");
-  return out.text;
+  // A long message takes a while to read. On a GPU a probe would make every layer wait.
+  if (session.model().device() == Device::kCpu)
+    session.set_probe([&interrupt](Index, const Routing&) {
+      if (interrupt.pending()) throw Stopped();
+    });
+  std::string said;
+  try {
+    const Generated out = session.chat(messages, options, [&](const Piece& piece) {
+      said += piece.text;
+      print(piece.text);
+      flush_output();
+      return !interrupt.pending();
+    });
+    print("\n");
+    if (out.finish == Finish::kContext) print_note("the context is full: the answer ends here");
+    said = out.text;
+  } catch (const Stopped&) {
+    print("\n");
+  }
+  session.set_probe({});
+  if (said.empty() && interrupt.pending()) return {};
+  return said;
 }
 
 // Makes room for an answer by forgetting the oldest turns. False when the last message does not fit even alone; then the
@@ -100,20 +141,28 @@ void run(const ChatFlags& o) {
   const bool terminal = isatty(STDIN_FILENO);
   if (terminal) signal(SIGINT, SIG_IGN);  // between answers there is nothing to stop; ctrl-D ends
   if (terminal)
-    print("Type a message. ctrl-C stops an answer; /clear starts a new conversation; /exit or ctrl-D quits.\n\n");
+    print(
+        "Type a message. ctrl-C stops an answer; /clear starts a new conversation; /exit or ctrl-D quits.\n"
+        "A line that ends in \\ goes on in the next; what is pasted is one message.\n\n");
+  Messages typed(terminal);
   for (;;) {
-    const std::optional<std::string> line = read_line("> ");
-    if (!line || *line == "/exit") break;
-    if (line->empty()) continue;
-    if (*line == "/clear") {
+    const std::optional<std::string> message = typed.next();
+    if (!message || *message == "/exit") break;
+    if (message->empty()) continue;
+    if (*message == "/clear") {
       messages = start;
       continue;
     }
-    messages.push_back({"user", *line});
+    messages.push_back({"user", *message});
     if (!make_room(session, options, messages)) continue;
-    std::string text = answer(session, messages, options);
-    text.erase(0, text.find_first_not_of(' '));  // "Assistant:" and an answer are joined by the template again
-    messages.push_back({"assistant", std::move(text)});
+    std::optional<std::string> text = answer(session, messages, options);
+    if (!text) {
+      print_note("stopped before the answer began; the message was left out");
+      messages.pop_back();
+      continue;
+    }
+    text->erase(0, text->find_first_not_of(' '));  // "Assistant:" and an answer are joined by the template again
+    messages.push_back({"assistant", *std::move(text)});
     print("\n");
   }
   if (terminal) print("\n");
@@ -134,6 +183,7 @@ void add_chat(CLI::App& program) {
   o.sampling.add(*command);
   command->footer(
       std::string(SamplingFlags::kFooter) +
+      "A line that ends in \\ goes on in the next, Alt-Enter begins a new one, and what is pasted is one message.\n"
       "Names of special tokens in a message are plain text. When the context is full, the oldest turns are dropped.\n"
       "Example:\n  dsmoe chat -m deepseek-moe-16b-chat -c 4096");
   command->callback([options] { run(*options); });

@@ -19,9 +19,8 @@ namespace {
 struct GenerateFlags {
   ModelFlags model;
   SamplingFlags sampling;
-  std::optional<std::string> prompt;
-  std::string file;
-  std::vector<std::int32_t> ids;
+  TextFlags text;
+  TokenIdFlags ids;
   bool json = false, routing = false, quiet = false, no_special = false;
 };
 
@@ -62,30 +61,31 @@ void print_result(const GenerateFlags& o, const Generated& out, const std::vecto
 
 void run(const GenerateFlags& flags) {
   GenerateFlags o = flags;
-  if (!o.ids.empty() && (o.prompt || !o.file.empty())) throw UsageError("give either a text or --ids");
+  if (!o.ids.words.empty() && o.text.given()) throw UsageError("give either a text or --ids");
   if (o.routing && !o.json) throw UsageError("--routing needs --json");
   o.model.load.spread_experts = join_ranks_with_same_arguments(o.model.session.threads);
   const std::shared_ptr<const Model> model = o.model.open();
   const std::optional<Tokenizer>& tokenizer = model->tokenizer();
-  std::vector<std::int32_t> prompt = o.ids;
+  std::vector<std::int32_t> prompt = o.ids.ids();
   if (prompt.empty()) {
     if (!tokenizer)
       fail(ErrorCode::kInvalidArgument, "{} has no tokenizer; give the prompt as token ids with --ids", o.model.path);
-    const auto read = [&] { return o.prompt ? *o.prompt : read_text(o.file.empty() ? "-" : o.file); };
-    prompt = tokenizer->encode(text_of_first_rank(read), {.add_eos = false, .parse_special = !o.no_special});
+    prompt = tokenizer->encode(text_of_first_rank([&] { return o.text.read(); }),
+                               {.add_eos = false, .parse_special = !o.no_special});
   }
   if (prompt.empty()) fail(ErrorCode::kInvalidArgument, "the prompt is empty; give one with -p, -f or on standard input");
 
   Session session(model, o.model.session);
   nlohmann::ordered_json routing = nlohmann::ordered_json::array();
   if (o.routing) session.set_probe([&](Index layer, const Routing& r) { routing.push_back(routing_json(layer, r)); });
-  const Interrupt interrupt;
+  std::optional<Interrupt> interrupt;  // stops a text; a prompt that is being read ends by the signal, as nothing is lost
   const Generated out = session.generate(prompt, o.sampling.options(*model), [&](const Piece& piece) {
+    if (!interrupt) interrupt.emplace();
     if (!o.json) {
       print(tokenizer ? std::string(piece.text) : fmt::format("{} ", piece.id));
       flush_output();
     }
-    return !any_rank(interrupt.pending());
+    return !any_rank(interrupt->pending());
   });
   print_result(o, out, prompt, tokenizer.has_value(), routing);
 }
@@ -99,10 +99,8 @@ void add_generate(CLI::App& program) {
   o.model.add(*command);
   add_flags(*command, o.model.session);
   o.model.one_session = true;
-  command->add_option("-p,--prompt", o.prompt, "Prompt (default: read --file or standard input)");
-  command->add_option("-f,--file", o.file, "File with the prompt (-: standard input)");
-  command->add_option("--ids", o.ids, "Prompt as token ids, separated by spaces or commas; needs no tokenizer")
-      ->delimiter(',');
+  o.text.add(*command, "Prompt");
+  o.ids.add(*command, "--ids", "Prompt as token ids, separated by spaces or commas; needs no tokenizer");
   o.sampling.add(*command);
   command->add_flag("--no-special", o.no_special,
                     "Treat names of special tokens in the prompt as plain text (default: they become these tokens)");

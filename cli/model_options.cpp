@@ -1,14 +1,20 @@
 #include "cli/model_options.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
+#include <charconv>
 #include <cstdio>
 #include <iostream>
 #include <optional>
 
+#include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "core/fail.h"
+#include "core/printable.h"
 #include "io/text_data.h"
 
 namespace dsmoe::cli {
@@ -85,6 +91,40 @@ std::string read_text(const std::string& path) {
   if (std::ferror(stdin) != 0)  // std::cin takes an error for the end
     fail(ErrorCode::kIo, "reading standard input failed; give it a file or a pipe");
   return text;
+}
+
+void TextFlags::add(CLI::App& command, const std::string& what) {
+  CLI::Option* given = command.add_option("-p,--prompt", text, what + " (default: read --file or standard input)");
+  std::string small = what;
+  small.front() = static_cast<char>(std::tolower(small.front()));
+  command.add_option("-f,--file", file, "File with the " + small + " (-: standard input)")->excludes(given);
+}
+
+std::string TextFlags::read() const {
+  if (text) return *text;
+  const std::string from = file.empty() ? "-" : file;
+  if (from == "-" && isatty(STDIN_FILENO)) print_note("reading from standard input; ctrl-D ends the text");
+  return read_text(from);
+}
+
+CLI::Option* TokenIdFlags::add(CLI::App& command, const std::string& flag, const std::string& description) {
+  flag_ = flag;
+  return command.add_option(flag, words, description)->type_name("INT");
+}
+
+std::vector<std::int32_t> TokenIdFlags::ids() const {
+  constexpr std::string_view kBetween = " ,\t\r\n";
+  std::vector<std::int32_t> out;
+  for (const std::string_view word : words)
+    for (std::size_t at = word.find_first_not_of(kBetween); at != std::string_view::npos;) {
+      const std::size_t end = std::min(word.find_first_of(kBetween, at), word.size());
+      const std::string_view number = word.substr(at, end - at);
+      const auto [rest, error] = std::from_chars(number.begin(), number.end(), out.emplace_back());
+      if (error != std::errc() || rest != number.end())
+        throw UsageError(fmt::format("{}: {} is no token id", flag_, in_quotes(number)));
+      at = word.find_first_not_of(kBetween, end);
+    }
+  return out;
 }
 
 }  // namespace dsmoe::cli

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <CLI/App.hpp>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "cli/option_flags.h"
 #include "dsmoe/generate_options.h"
@@ -43,5 +46,26 @@ struct SamplingFlags {
 
 // The whole of a file, or of standard input for "-".
 std::string read_text(const std::string& path);
+
+// A text, from the command line, a file or standard input.
+struct TextFlags {
+  std::optional<std::string> text;
+  std::string file;
+
+  void add(CLI::App& command, const std::string& what);  // --prompt and --file
+  bool given() const { return text || !file.empty(); }
+  std::string read() const;
+};
+
+// Token ids that are arguments of their own or share one, with spaces or commas between them.
+struct TokenIdFlags {
+  std::vector<std::string> words;
+
+  CLI::Option* add(CLI::App& command, const std::string& flag, const std::string& description);
+  std::vector<std::int32_t> ids() const;
+
+ private:
+  std::string flag_;
+};
 
 }  // namespace dsmoe::cli

@@ -52,6 +52,7 @@ void put_error(const std::string& text) { static_cast<void>(std::fwrite(text.dat
 
 // A path may hold anything; this is one line.
 void print_line(std::string_view begin, std::string_view message) {
+  static_cast<void>(std::fflush(stdout));  // what was printed before comes first, where both go to one file
   put_error(fmt::format("{}{}\n", begin, printable(message, message.size())));
 }
 

@@ -16,11 +16,21 @@ namespace dsmoe::cli {
 namespace {
 
 struct TokenizeFlags {
-  std::string folder, file;
-  std::optional<std::string> prompt;
-  std::vector<std::int32_t> decode;
+  std::string folder;
+  TextFlags text;
+  TokenIdFlags decode;
   bool bos = false, no_bos = false, no_special = false, ids_only = false, json = false;
 };
+
+void decode(const TokenizeFlags& o, const Tokenizer& tokenizer) {
+  const std::vector<std::int32_t> ids = o.decode.ids();
+  for (const std::int32_t id : ids)
+    require(id >= 0 && id < tokenizer.vocab_size(), "there is no token {}; the vocabulary has {}", id,
+            tokenizer.vocab_size());
+  const std::string text = tokenizer.decode(ids);
+  if (o.json) return print_json({{"ids", ids}, {"text", text}});
+  print(text + "\n");
+}
 
 void run(const TokenizeFlags& o) {
   const std::optional<Tokenizer> found = Model::load_tokenizer(o.folder);
@@ -28,18 +38,11 @@ void run(const TokenizeFlags& o) {
     fail(ErrorCode::kIo, "{} has no tokenizer; -m takes a folder with tokenizer.json, that file, or a .gguf file",
          o.folder);
   const Tokenizer& tokenizer = *found;
-  if (!o.decode.empty()) {
-    for (const std::int32_t id : o.decode)
-      require(id >= 0 && id < tokenizer.vocab_size(), "there is no token {}; the vocabulary has {}", id,
-              tokenizer.vocab_size());
-    print(tokenizer.decode(o.decode) + "\n");
-    return;
-  }
+  if (!o.decode.words.empty()) return decode(o, tokenizer);
   EncodeOptions encode{.parse_special = !o.no_special};
   if (o.bos) encode.add_bos = true;
   if (o.no_bos) encode.add_bos = false;
-  const std::string text = o.prompt ? *o.prompt : read_text(o.file.empty() ? "-" : o.file);
-  const std::vector<std::int32_t> ids = tokenizer.encode(text, encode);
+  const std::vector<std::int32_t> ids = tokenizer.encode(o.text.read(), encode);
   if (o.json) {
     nlohmann::ordered_json pieces = nlohmann::ordered_json::array();
     for (const std::int32_t id : ids) pieces.push_back(tokenizer.piece(id));
@@ -67,15 +70,14 @@ void add_tokenize(CLI::App& program) {
   command
       ->add_option("-m,--model", o.folder, "Model or tokenizer: a folder with tokenizer.json, that file, or a .gguf file")
       ->required();
-  command->add_option("-p,--prompt", o.prompt, "Text (default: read --file or standard input)");
-  command->add_option("-f,--file", o.file, "File with the text (-: standard input)");
-  command->add_option("--decode", o.decode, "Token ids to decode");
+  o.text.add(*command, "Text");
+  o.decode.add(*command, "--decode", "Token ids to decode, separated by spaces or commas")->excludes("--prompt", "--file");
   command->add_flag("--bos", o.bos, "Prepend the BOS token even if the tokenizer does not");
   command->add_flag("--no-bos", o.no_bos, "Do not prepend the BOS token")->excludes("--bos");
   command->add_flag("--no-special", o.no_special,
                     "Treat names of special tokens in the text as plain text (default: they become these tokens)");
   command->add_flag("--ids", o.ids_only, "Print only the token ids, on one line (a line of an .ids file)");
-  command->add_flag("--json", o.json, "Print token ids and pieces as JSON");
+  command->add_flag("--json", o.json, "Print token ids and pieces, or what --decode gives, as JSON");
   command->footer(
       "Special tokens are parsed by default, as llama-tokenize does it. dsmoe eval and dsmoe train take text as plain "
       "text,\n"

@@ -110,7 +110,8 @@ struct TrainOptions {
     v(o.order, {"order", "Order of the sequences: shuffled by the seed, or as they are in the data"});
     v(o.holdout, {"holdout", "Fraction of the data held out for evaluation", at_least(0).at_most(0.5)});
     v(o.eval_data,
-      {"eval-data", "Held-out data, as files and folders (default: a fraction of the training data; see holdout)"});
+      {"eval-data",
+       "Held-out data, as files and folders, or an .ids file (default: a fraction of the training data; see holdout)"});
     v(o.strict, {"strict", "Stop at the first invalid line of the data instead of skipping it"});
     v(o.seq_len, {"seq-len", "Tokens per sequence", at_least(1)});
     v(o.seed, {"seed", "Seed of the initial weights and of the order of the data"});
@@ -128,7 +129,7 @@ struct TrainOptions {
     v(o.clip, {"clip", "Clip the gradient norm to this value (0 disables clipping)", at_least(0).under(kLarge)});
     v(o.beta1, {"beta1", "AdamW beta1", at_least(0).under(1)});
     v(o.beta2, {"beta2", "AdamW beta2", at_least(0).under(1)});
-    v(o.epsilon, {"epsilon", "AdamW epsilon", at_least(0).under(1)});
+    v(o.epsilon, {"epsilon", "AdamW epsilon", over(0).under(1)});
     v(o.bias_update_speed,
       {"bias-update-speed",
        "Auxiliary-loss-free balancing: change of an expert's selection bias per step (0 disables it; 0.001 is typical)",

@@ -58,12 +58,15 @@ void bind_tokenizer(nb::module_& m) {
           "text"_a, nb::kw_only(), "add_bos"_a = nb::none(), "add_eos"_a = nb::none(), "parse_special"_a = true)
       .def(
           "decode",
-          [](const Tokenizer& t, const IdArray& ids, bool skip_special) {
-            const std::span<const std::int32_t> span = ids_of(ids);
+          [](const Tokenizer& t, const nb::object& ids, bool skip_special) {
+            // The rule that all ids go by: lists too, no fractions, nothing that does not fit.
+            const auto array = nb::cast<IdArray>(nb::module_::import_("dsmoe._model").attr("ids_array")(ids));
+            const std::span<const std::int32_t> span = ids_of(array);
             const nb::gil_scoped_release free;
             return t.decode(span, {.skip_special = skip_special});
           },
-          "ids"_a, nb::kw_only(), "skip_special"_a = false)
+          "ids"_a, nb::kw_only(), "skip_special"_a = false,
+          "Of an array or a list of ids. Ids without a token are no text.")
       .def("piece", &Tokenizer::piece, "id"_a)
       .def("id_of", &Tokenizer::id_of, "token"_a)
       .def_prop_ro("vocab_size", &Tokenizer::vocab_size)

@@ -73,7 +73,7 @@ Converted to_folder(const fs::path& out, const ModelSource& model, DType dtype, 
 
 Converted convert(const fs::path& in, const fs::path& out, const ConvertOptions& options) {
   require(!out.empty(), "there is no name for the result; give a folder, or a name that ends with .gguf");
-  if (!fs::exists(in)) fail(ErrorCode::kIo, "there is no model {}; give a folder or a .gguf file", in.string());
+  check_is_model(in);
   const std::unique_ptr<const ModelSource> source = ModelSource::open(in);
   source->check_tensors();
   const DType stored = source->stored_dtype();

@@ -39,6 +39,34 @@ std::filesystem::path newest_checkpoint(const std::filesystem::path& folder) {
   return newest;
 }
 
+// What a folder without config.json may hold that is a model: a checkpoint of a run, a GGUF file, or a snapshot of a
+// download cache. Empty where there is none.
+std::filesystem::path model_inside(const std::filesystem::path& folder) {
+  if (std::filesystem::path found = newest_checkpoint(folder); !found.empty()) return found;
+  std::filesystem::path found;  // the first by name, whatever order the system lists them in
+  for (const std::filesystem::path& place : {folder, folder / "snapshots"}) {
+    std::error_code error;
+    for (std::filesystem::directory_iterator it(place, error), end; !error && it != end; it.increment(error)) {
+      const bool model = place == folder ? it->path().extension() == ".gguf" && kind_of(it->path()) == Kind::kGguf
+                                         : std::filesystem::exists(it->path() / "config.json");
+      if (model && (found.empty() || it->path() < found)) found = it->path();
+    }
+    if (!found.empty()) break;
+  }
+  return found;
+}
+
+[[noreturn]] void refuse_folder(const std::filesystem::path& folder) {
+  if (std::filesystem::exists(folder / kUnfinishedModel))
+    fail(ErrorCode::kIo, "{}: a save into this folder was interrupted; make the model again with force", folder.string());
+  if (const auto inside = model_inside(folder); !inside.empty())
+    fail(ErrorCode::kIo, "{} has no config.json, but {} is a model; give that", folder.string(), inside.string());
+  if (std::filesystem::exists(folder / "adapter_config.json"))
+    fail(ErrorCode::kIo, "{} is an adapter and no model; merge it into the model that it was trained for, and give that",
+         folder.string());
+  fail(ErrorCode::kIo, "{} has no config.json; give the folder of a model or a .gguf file", folder.string());
+}
+
 }  // namespace
 
 bool read_into_memory(Storage storage, std::uint64_t bytes) {
@@ -76,15 +104,16 @@ void check_is_model(const std::filesystem::path& path) {
     case Kind::kGguf: return;
     case Kind::kFolder:
       if (std::filesystem::exists(path / "config.json")) return;
-      if (std::filesystem::exists(path / kUnfinishedModel))
-        fail(ErrorCode::kIo, "{}: a save into this folder was interrupted; make the model again with force", path.string());
-      if (const auto inside = newest_checkpoint(path); !inside.empty())
-        fail(ErrorCode::kIo, "{} has no config.json, but {} has; give that folder", path.string(), inside.string());
-      fail(ErrorCode::kIo, "{} has no config.json; give the folder of a model or a .gguf file", path.string());
+      refuse_folder(path);
     case Kind::kOtherFile:
+      if ((path.extension() == ".safetensors" || path.extension() == ".json") &&
+          std::filesystem::exists(path.parent_path() / "config.json"))
+        fail(ErrorCode::kFormat, "{} is a part of a model; give its folder, {}", path.string(),
+             path.has_parent_path() ? path.parent_path().string() : ".");
       fail(ErrorCode::kFormat, "{} is neither a folder nor a GGUF file; give one of these", path.string());
     case Kind::kNothing:
-      fail(ErrorCode::kIo, "there is no model {}; give the folder of a model or a .gguf file", path.string());
+      fail(ErrorCode::kIo, "there is no model {}; give the folder of a model or a .gguf file (nothing is downloaded)",
+           path.string());
   }
 }
 

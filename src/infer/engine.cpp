@@ -102,9 +102,7 @@ void Engine::check(const Request& r) const {
             "a logit bias of {} for token {}; the vocabulary has {} tokens, and a bias is at most 10000", bias, id,
             vocabulary);
   require(tokenizer_ || r.options.stop.empty(), "stop needs a model with a tokenizer");
-  if (!r.overrides) return;
-  for (const LayerSpec& layer : model_.spec().layers)  // an Error that says what is wrong with them
-    if (const auto* const moe = std::get_if<MoeConfig>(&layer.feed_forward)) r.overrides->apply(*moe);
+  if (r.overrides) check_overrides(model_.spec(), *r.overrides);
 }
 
 std::optional<RequestId> Engine::submit(Request request) {

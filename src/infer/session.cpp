@@ -38,9 +38,8 @@ Session::Session(Context& ctx, const Transformer& model, const SessionOptions& o
 Tensor Session::feed(std::span<const std::int32_t> ids) {
   const auto tokens = static_cast<Index>(ids.size());
   require(tokens > 0, "no tokens to run");
-  require(sequence_.length() + tokens <= context_,
-          "{} tokens do not fit the context of {} that has {} in it; use a larger context", tokens, context_,
-          sequence_.length());
+  require(sequence_.length() + tokens <= context_, "{} tokens do not fit the context of {}{}; use a larger context", tokens,
+          context_, sequence_.length() == 0 ? "" : fmt::format(", which has {} in it", sequence_.length()));
   Tensor logits;
   for (Index t = 0; t < tokens; t += options_.chunk) {
     const Index n = std::min(options_.chunk, tokens - t);

@@ -17,7 +17,7 @@ FolderLock::FolderLock(const std::filesystem::path& folder)
   // Any other failure: a file system without locks, where this protection is not to be had.
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     ::close(fd_);
-    fail(ErrorCode::kIo, "{}: another save into this folder is running; wait for it or choose another folder",
+    fail(ErrorCode::kIo, "{}: another process is writing into this folder; wait for it or choose another folder",
          folder.string());
   }
 }

@@ -19,4 +19,9 @@ struct PassHooks {
   const RoutingOverrides* overrides = nullptr;  // of every MoE layer; not in training
 };
 
+struct ModelSpec;
+
+// Throws when a layer cannot do as they say, or a layer that is named has no experts.
+void check_overrides(const ModelSpec& spec, const RoutingOverrides& overrides);
+
 }  // namespace dsmoe

@@ -113,6 +113,7 @@ Tensor Transformer::run(Context& ctx, const ForwardBatch& batch, const PassHooks
   require(batch.tokens() > 0, "no tokens to run");
   require(saved == nullptr || batch.pool() == nullptr, "a training pass has no KV cache");
   batch.check();
+  if (hooks.overrides) check_overrides(*spec_, *hooks.overrides);
   if (leader_) {
     require(hooks.overrides == nullptr, "routing overrides are for a model that is not spread over ranks");
     leader_->run(batch);

@@ -21,7 +21,11 @@ const std::string& checked(const std::string& text, const char* what) {
 Json model_json(const TokenizerParts& parts, const std::set<std::int32_t>& added_ids) {
   Json vocab = Json::object();
   std::size_t plain = parts.vocab.size();  // added tokens behind the last other one need no entry
-  while (plain > 0 && (parts.vocab[plain - 1].empty() || added_ids.contains(static_cast<std::int32_t>(plain - 1)))) --plain;
+  const auto may_lack = [&](std::size_t id) {
+    const std::string& text = parts.vocab[id];
+    return text.empty() || (added_ids.contains(static_cast<std::int32_t>(id)) && text != parts.unk_token);
+  };
+  while (plain > 0 && may_lack(plain - 1)) --plain;
   // Those between others need one: Hugging Face numbers added tokens that the model lacks anew, behind the model's.
   for (std::size_t i = 0; i < plain; ++i) {
     if (parts.vocab[i].empty()) continue;

@@ -169,21 +169,25 @@ std::optional<Tokenizer> find_tokenizer(const RunSetup& setup, const Start& star
   return learned_tokenizer(data, start.config.vocab_size, hooks);
 }
 
-// The run's own place in its data: sequences of this length, in this order.
-void check_data_options(const RunSetup& setup, const Start& start) {
+// What a checkpoint goes on from: a place in its data, of sequences of this length in this order, and the moments of what
+// is trained.
+void check_kept_options(const RunSetup& setup, const Start& start) {
   const nlohmann::ordered_json now = to_json(start.options), before = to_json(load_options(*start.resumed));
-  for (const char* name : {"seq-len", "order", "seed", "holdout"}) {
-    if (now[name] == before[name] || (std::string_view(name) == "seq-len" && is_ids(start.options.data))) continue;
+  const auto same = [&](const char* name, const char* what) {
+    if (now[name] == before[name]) return;
     fail(ErrorCode::kInvalidArgument,
-         "{} is {}, but the run in {} has {}, and its place in the data depends on it; leave it out to resume, or train "
-         "from {} with model in another folder",
-         name, json_read::shown(now[name]), setup.out, json_read::shown(before[name]), setup.out);
-  }
+         "{} is {}, but the run in {} has {}, and {} depends on it; leave it out to resume, or train from {} with model in "
+         "another folder",
+         name, json_read::shown(now[name]), setup.out, json_read::shown(before[name]), what, setup.out);
+  };
+  for (const char* name : {"seq-len", "order", "seed", "holdout"})
+    if (std::string_view(name) != "seq-len" || !is_ids(start.options.data)) same(name, "its place in the data");
+  for (const char* name : {"dtype", "lora-rank", "freeze"}) same(name, "what its checkpoint holds of the optimizer");
 }
 
 // Before the model and the data are read. `known`: none for a run of an earlier version.
 void check_resumed(const RunSetup& setup, const Start& start, const std::optional<Origin>& known, const SetupHooks& hooks) {
-  check_data_options(setup, start);
+  check_kept_options(setup, start);
   if (!known) {
     note(hooks, fmt::format("{} is of an earlier version: whether its starting model, tokenizer and data are the same is "
                             "not checked",
@@ -212,12 +216,27 @@ void check_data(const RunSetup& setup, const Start& start, const Origin& known) 
          fmt::join(start.options.data, ", "), setup.out, setup.out);
 }
 
-void open_data(Start& start, DataOptions options, const SetupHooks& hooks) {
-  if (is_ids(start.options.data)) {
-    start.data = open_ids(options, start.config.vocab_size);
-    start.options.seq_len = start.data.training->batch(0, 1).length;  // the file's
-    return;
-  }
+// What its lines say already. A resumed run has the length saved.
+void open_id_sequences(const RunSetup& setup, Start& start, const DataOptions& options) {
+  start.data = open_ids(options, start.config.vocab_size);
+  const std::string& file = start.options.data.front();
+  const Index length = start.data.training->batch(0, 1).length;
+  require(!is_given(setup, "seq-len") || start.options.seq_len == length,
+          "seq-len is {}, but the lines of {} are sequences of {} inputs and their targets; leave it out",
+          start.options.seq_len, file, length);
+  require(!is_given(setup, "holdout") || start.options.holdout == 0,
+          "holdout is {}, but the lines of {} are all trained on; hold out another .ids file with eval-data",
+          start.options.holdout, file);
+  start.options.seq_len = length;
+  if (!start.data.held_out) return;
+  const Index other = start.data.held_out->batch(0, 1).length;
+  require(other <= start.config.max_position_embeddings,
+          "{} has sequences of {} tokens, longer than the model's max_position_embeddings {}; cut its lines",
+          start.options.eval_data.front(), other, start.config.max_position_embeddings);
+}
+
+void open_data(const RunSetup& setup, Start& start, DataOptions options, const SetupHooks& hooks) {
+  if (is_ids(start.options.data)) return open_id_sequences(setup, start, options);
   options.progress = hooks.reading;
   start.data = open_dataset(options, *start.tokenizer, start.config.vocab_size);
   for (const std::string& line : start.data.report.lines()) note(hooks, line);
@@ -227,6 +246,7 @@ void open_data(Start& start, DataOptions options, const SetupHooks& hooks) {
 
 Start set_up_training(const RunSetup& setup, RunFolder& folder, Context& ctx, const SetupHooks& hooks, ExpertShare share) {
   setup.validate();
+  if (!setup.model.empty()) check_is_model(setup.model);
   Start start;
   start.resumed = checkpoint_to_resume(setup, folder, hooks);
   start.options = start.resumed ? resumed_options(setup, *start.resumed) : fresh_options(setup);
@@ -248,7 +268,7 @@ Start set_up_training(const RunSetup& setup, RunFolder& folder, Context& ctx, co
     if (const auto id = start.tokenizer->bos_id()) start.config.bos_token_id = *id;
     if (const auto id = start.tokenizer->eos_id()) start.config.eos_token_id = {*id};
   }
-  open_data(start, data, hooks);
+  open_data(setup, start, data, hooks);
   start.origin.data = start.data.fingerprint;
   if (known) check_data(setup, start, *known);
   require(start.options.seq_len <= start.config.max_position_embeddings,

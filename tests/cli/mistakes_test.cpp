@@ -94,8 +94,18 @@ TEST_F(Mistakes, WrongModelsAndFiles) {
   EXPECT_TRUE(fails(run_program({"generate", "-m", m, "-p", "x"}), 1, {"no tokenizer", "--ids"}));
   EXPECT_TRUE(fails(run_program({"chat", "-m", m}), 1, {"no tokenizer", "tokenizer.json"}));
   EXPECT_TRUE(fails(run_program({"eval", "-m", m, "--data", m + "/config.json"}), 1, {"no tokenizer", "tokenizer.json"}));
+  EXPECT_TRUE(fails(run_program({"train", "-m", folder_.path(), "-o", path("t")}), 1, {"folder of a model"}));
+  EXPECT_TRUE(fails(run_program({"bench", "model", "-m", m, "-p", "0", "-n", "0"}), 2, {"nothing to measure", "--n-gen"}));
   EXPECT_EQ(run_program({"generate", "-m", m, "--ids", "1,2,3", "-n", "2"}).status, 0);
   EXPECT_EQ(run_program({"generate", "-m", m, "--ids", "1", "2", "3", "-n", "2"}).status, 0);
+  EXPECT_EQ(run_program({"generate", "-m", m, "--ids", "1 2, 3", "-n", "2", "--json"}).json()["prompt_ids"],
+            nlohmann::json({1, 2, 3}));
+  for (const char* ids : {"1 x", "99999999999"})
+    EXPECT_TRUE(fails(run_program({"generate", "-m", m, "--ids", ids}), 2, {"--ids", "is no token id"}));
+  EXPECT_TRUE(fails(run_program({"generate", "-m", m, "-p", "x", "-f", "x"}), 2, {"--prompt excludes --file"}));
+  EXPECT_TRUE(fails(run_program({"tokenize", "-m", m, "-p", "x", "--decode", "1"}), 2, {"--prompt excludes --decode"}));
+  EXPECT_TRUE(fails(run_program({"generate", "-m", m, "--ids", "1,2,3,4", "-c", "3"}), 1,
+                    {"4 tokens do not fit the context of 3; use a larger context"}));
   EXPECT_TRUE(fails(run_program({"generate", "-m", m, "--ids", "1", "-n", "-5"}), 2, {"-5", "-1"}));
   EXPECT_TRUE(fails(run_program({"tokenize", "-m", kTokenizer, "-f", folder_.path()}), 1, {"is a folder; give a file"}));
   EXPECT_TRUE(

@@ -140,6 +140,16 @@ TEST_F(ModelCommands, GenerateRefusesInOneLine) {
   refused({"generate", "-m", m, "-p", "x"}, 1, "model.safetensors");
 }
 
+TEST_F(ModelCommands, NotesComeBehindTheTextInAFileOfBoth) {
+  const std::string command =
+      std::string("'") + DSMOE_PROGRAM + "' generate -m '" + model() + "' -p Hello -n 3 >'" + path("both") + "' 2>&1";
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  std::ifstream file(path("both"));
+  std::string line, last;
+  while (std::getline(file, line)) last = line;
+  EXPECT_EQ(last.find("prompt "), 0u) << last;
+}
+
 TEST_F(ModelCommands, EvalOfIdsWithLogitsAgreesWithItself) {
   const std::string m = model();
   std::ofstream(path("x.ids")) << "1 2 3 4 5 6\n7 8 9 10 11 12\n";
@@ -172,6 +182,7 @@ TEST_F(ModelCommands, TokenizeBothWays) {
       run_program({"tokenize", "-m", kTokenizer, "-p", "User: Who are you?\n\nAssistant:", "--ids", "--no-bos"});
   EXPECT_EQ(o.out, "5726 25 8886 418 340 30 185 185 77398 25\n") << o.err;
   EXPECT_EQ(run_program({"tokenize", "-m", kTokenizer, "--decode", "5726", "25", "8886"}).out, "User: Who\n");
+  EXPECT_EQ(run_program({"tokenize", "-m", kTokenizer, "--decode", "5726, 25 8886", "--json"}).json()["text"], "User: Who");
   const Json j = Json::parse(run_program({"tokenize", "-m", kTokenizer, "--json"}, "", "you?").out);
   EXPECT_EQ(j["ids"].size(), j["pieces"].size());
 }

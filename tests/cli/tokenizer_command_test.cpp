@@ -35,6 +35,14 @@ TEST_F(TokenizerCommand, LearnsFromTheBuiltinCorpus) {
   EXPECT_EQ(read_bytes(path("a/tokenizer_config.json")), read_bytes(path("b/tokenizer_config.json")));
 }
 
+TEST_F(TokenizerCommand, WhatIsLeftOutIsReportedAndNoTokensAreCounted) {
+  std::ofstream(path("x.jsonl")) << "{\"text\": \"ab ab ab\"}\n{\"prompt\": \"ab\"}\n";
+  const ProgramResult r =
+      run_program({"tokenizer", "train", "--data", path("x.jsonl"), "--vocab-size", "262", "-o", path("t")});
+  EXPECT_EQ(r.status, 0) << r.err;
+  EXPECT_TRUE(r.err_has("data: 1 document of 1 file\ndata: 1 left out:")) << r.err;
+}
+
 // The defaults are DeepSeek's 100000 and 100001: other programs would never see the end of a text.
 TEST_F(TokenizerCommand, AModelMadeWithItHasItsSpecialTokens) {
   std::ofstream(path("x.txt")) << "ab ab ab ab";

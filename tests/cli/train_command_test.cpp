@@ -64,6 +64,24 @@ class TrainCommand : public ::testing::Test {
   testing::TempFolder dir_;
 };
 
+TEST_F(TrainCommand, TokenIdsAreHeldOutAsAnotherFileAndNoOptionIsLookedOver) {
+  const ProgramResult o = train({"--steps", "2", "--eval-data", kGolden + "/train.ids", "-o", out()});
+  ASSERT_EQ(o.status, 0) << o.err;
+  const auto loss = run_program({"eval", "-m", out(), "--data", kGolden + "/train.ids", "--json"}).json()["loss"];
+  ASSERT_TRUE(log(out()).back().contains("eval_loss"));
+  EXPECT_NEAR(log(out()).back()["eval_loss"].get<double>(), loss.get<double>(), 1e-5);
+  std::ofstream(dir_ / "text.txt") << "text";
+  EXPECT_TRUE(
+      fails(train({"--steps", "2", "--eval-data", dir_ / "text.txt", "-o", out("a")}), 1, {"text.txt", "one .ids file"}));
+  EXPECT_TRUE(fails(train({"--steps", "2", "--seq-len", "5", "-o", out("b")}), 1, {"seq-len is 5", "train.ids"}));
+  EXPECT_TRUE(fails(train({"--steps", "2", "--holdout", "0.1", "-o", out("c")}), 1, {"holdout is 0.1", "eval-data"}));
+  std::ofstream long_line(dir_ / "long.ids");
+  for (int i = 0; i < 9000; ++i) long_line << "1 ";
+  long_line.close();
+  EXPECT_TRUE(fails(train({"--steps", "2", "--eval-data", dir_ / "long.ids", "-o", out("d")}), 1,
+                    {"long.ids", "8999 tokens", "max_position_embeddings"}));
+}
+
 TEST_F(TrainCommand, TenStepsAreThoseOfPyTorchAndResumingChangesNothing) {
   const ProgramResult whole = train({"--steps", "10", "-o", out("whole")});
   ASSERT_EQ(whole.status, 0) << whole.err;
@@ -207,6 +225,19 @@ TEST_F(TrainCommand, RefusesWhatMakesNoSense) {
   EXPECT_TRUE(fails(run_program({"train", "-m", kGolden, "-o", out("e")}), 1, {"has no tokenizer", ".ids"}));
   EXPECT_TRUE(fails(run_program({"train", "-o", kGolden}), 1, {"already holds a model"}));
   EXPECT_EQ(run_program({"train"}).status, 2);
+}
+
+TEST_F(TrainCommand, ResumingRefusesWhatWouldTrainSomethingElse) {
+  ASSERT_EQ(train({"--steps", "1", "--lora-rank", "2", "-o", out()}).status, 0);
+  const auto resumed = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"train", "--resume", "-o", out(), "--steps", "2"});
+    return run_program(more);
+  };
+  EXPECT_TRUE(fails(resumed({"--lora-rank", "4"}), 1, {"lora-rank is 4", "has 2", "leave it out", "with model"}));
+  EXPECT_TRUE(fails(resumed({"--dtype", "bf16"}), 1, {"dtype is", "bf16", "leave it out"}));
+  EXPECT_TRUE(fails(resumed({"--freeze", "*"}), 1, {"freeze is", "leave it out"}));
+  EXPECT_TRUE(fails(resumed({"--epsilon", "0"}), 2, {"--epsilon: 0", "over 0"}));
+  EXPECT_EQ(resumed({}).status, 0);
 }
 
 TEST_F(TrainCommand, BenchTrainPrintsItsBound) {

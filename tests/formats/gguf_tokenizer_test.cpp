@@ -288,6 +288,22 @@ TEST(GgufTokenizer, CharactersToGgufAndBack) {
   EXPECT_NE(bare.encode("the"), original.encode("the"));
 }
 
+TEST(GgufTokenizer, TheUnknownTokenMayBeTheLastOne) {
+  GgufMetadata m = characters();
+  remove_json(m);
+  std::vector<std::string> texts = m.texts("tokenizer.ggml.tokens");
+  const std::vector<std::int64_t> were = m.integers("tokenizer.ggml.token_type");
+  std::vector<std::int32_t> types(were.begin(), were.end());
+  std::swap(texts[0], texts[699]);
+  std::swap(types[0], types[699]);
+  m.set("tokenizer.ggml.tokens", GgufValue::strings(texts));
+  m.set("tokenizer.ggml.token_type", GgufValue::i32s(types));
+  m.set("tokenizer.ggml.unknown_token_id", GgufValue::u32(699));
+  const std::optional<Tokenizer> t = tokenizer_from_gguf(m);
+  EXPECT_EQ(t->vocab_size(), 700);
+  EXPECT_EQ(t->encode("the cat"), Tokenizer::load(DSMOE_TEST_DATA "/tokenizer/data/characters").encode("the cat"));
+}
+
 TEST(GgufTokenizer, EditedScoresWin) {
   GgufMetadata m = characters();
   m.set("dsmoe.config_json", GgufValue::string("{}"));

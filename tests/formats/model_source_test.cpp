@@ -207,11 +207,31 @@ TEST_F(Sources, WhatIsNoModelIsRefusedInTheSameWords) {
     std::filesystem::create_directories(dir_ / "run" / name);
     if (name != std::string_view("checkpoint-11")) std::ofstream(dir_ / "run" / name / "config.json") << "{}";
   }
-  EXPECT_TRUE(testing::throws_error([&] { check_is_model(dir_ / "run"); }, {"run/checkpoint-10 has", "give that folder"},
+  EXPECT_TRUE(testing::throws_error([&] { check_is_model(dir_ / "run"); }, {"run/checkpoint-10 is a model", "give that"},
                                     ErrorCode::kIo));
   std::ofstream(dir_ / "text.gguf") << "GGU";
   EXPECT_TRUE(testing::throws_error([&] { check_is_model(dir_ / "text.gguf"); }, {"neither a folder nor a GGUF file"},
                                     ErrorCode::kFormat));
+}
+
+TEST_F(Sources, WhatIsNearlyAModelIsRefusedWithTheOneThatIsMeant) {
+  const auto refused = [](const fs::path& path, std::initializer_list<std::string_view> words) {
+    EXPECT_TRUE(testing::throws_error([&] { check_is_model(path); }, words)) << path;
+  };
+  const fs::path folder = write_folder(small());
+  refused(folder / "model.safetensors", {"a part of a model", "give its folder"});
+  fs::create_directories(dir_ / "quantized");
+  std::ofstream(dir_ / "quantized" / "a.gguf") << "no GGUF";
+  for (const char* name : {"c.gguf", "b.gguf"})
+    fs::copy_file(write_file(*ModelSource::open(folder), "f32"), dir_ / "quantized" / name);
+  refused(dir_ / "quantized", {"quantized/b.gguf is a model"});
+  fs::create_directories(dir_ / "models--a--b" / "snapshots");
+  fs::copy(folder, dir_ / "models--a--b" / "snapshots" / "0123");
+  refused(dir_ / "models--a--b", {"snapshots/0123 is a model"});
+  fs::create_directories(dir_ / "lora");
+  std::ofstream(dir_ / "lora" / "adapter_config.json") << "{}";
+  refused(dir_ / "lora", {"an adapter", "merge it"});
+  refused("some/name", {"nothing is downloaded"});
 }
 
 // Loading and reading one by one refuse the same tensors, in either format.

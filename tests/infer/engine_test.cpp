@@ -198,6 +198,8 @@ TEST(Engine, RefusesWhatCanNeverRun) {
   EXPECT_TRUE(refused({.prompt = {1}, .options = {.sampler = {.temperature = -1}}}, {"temp"}));
   EXPECT_TRUE(refused({.prompt = {1}, .logit_bias = {{1, NAN}}}, {"bias"}));
   EXPECT_TRUE(refused({.prompt = {1}, .overrides = RoutingOverrides{.skip_best = 8}}, {"experts"}));
+  for (const Index layer : {-1, 0, 99})
+    EXPECT_TRUE(refused({.prompt = {1}, .overrides = RoutingOverrides{.disabled = {{layer, 1}}}}, {"is not a MoE layer"}));
   EXPECT_FALSE(engine.step());
 }
 

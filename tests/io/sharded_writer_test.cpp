@@ -126,7 +126,7 @@ TEST(ShardedWriter, AnUnfinishedSaveChangesNothing) {
     writer.append("t1", {});
     EXPECT_TRUE(throws_error([&] { writer.finish(); }, {"'t1'", "0 of 32"}, ErrorCode::kInvalidArgument));
     EXPECT_TRUE(throws_error([&] { writer.append("t2", {}); }, {"'t2'", "'t1'"}, ErrorCode::kInvalidArgument));
-    EXPECT_TRUE(throws_error([&] { ShardedWriter(dir.path(), {}); }, {"another save"}, ErrorCode::kIo));
+    EXPECT_TRUE(throws_error([&] { ShardedWriter(dir.path(), {}); }, {"another process is writing"}, ErrorCode::kIo));
     EXPECT_EQ(value_in(dir.path(), 3), 1);
   }
   EXPECT_EQ(entries(dir.path()), kThreeShards);

@@ -214,6 +214,7 @@ TEST(RoutingOverrides, WhatCannotBeMetIsRefused) {
   EXPECT_TRUE(refused({.experts_per_token = 9}, {"9 per token"}));
   EXPECT_TRUE(refused({.skip_best = -1}, {"negative"}));
   EXPECT_TRUE(refused({.disabled = {{kLayer, 8}}}, {"no expert 8"}));
+  EXPECT_NO_THROW(RoutingOverrides({.disabled = {5, {kLayer, 7}}}).apply(c)) << "one expert, named five times";
   Context ctx(1);
   const RoutingOverrides o;
   EXPECT_TRUE(throws_error([&] { layer.forward(ctx, x, {.training = true, .overrides = &o}); }, {"training"}));

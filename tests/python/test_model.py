@@ -151,6 +151,9 @@ def test_overrides(model):
     assert model.routing(ids, overrides={"experts_per_token": 2}).experts.shape[2] == 2
     layer, expert = int(plain.layers[0]), int(best[0])
     assert expert not in model.routing(ids, overrides={"disabled": [(layer, expert)]}).experts[0]
+    for dense in (0, 99):
+        with pytest.raises(dsmoe.Error, match="not a MoE layer"):
+            model.loss(ids, overrides={"disabled": [(dense, expert)]})
     a = model.generate(ids, max_tokens=8, temperature=0)
     b = model.generate(ids, max_tokens=8, temperature=0, overrides={"skip_best": 3})
     assert model.generate([ids], max_tokens=8, temperature=0, overrides={"skip_best": 3})[0].ids.tolist() == b.ids.tolist()
@@ -200,6 +203,14 @@ def test_the_tokenizer(model):
     assert ids.dtype == np.int32
     assert model.tokenizer.decode(ids, skip_special=True) == "Füße 🙂"
     assert 0 < model.tokenizer.vocab_size <= model.config["vocab_size"]
+    for same in (ids.tolist(), tuple(ids.tolist()), ids.astype(np.int64)):
+        assert model.tokenizer.decode(same) == model.tokenizer.decode(ids)
+    assert model.tokenizer.decode([]) == ""
+    for wrong in ([1.5], np.array([1.0]), [[1]], "1"):
+        with pytest.raises(TypeError, match="whole numbers"):
+            model.tokenizer.decode(wrong)
+    with pytest.raises(ValueError, match="32 bits"):
+        model.tokenizer.decode([2**40])
 
 
 def test_errors_are_exceptions_with_the_librarys_message(model, tmp_path):

@@ -66,6 +66,15 @@ std::vector<ChatMessage> read_messages(const Json& list, const std::string& wher
   return messages;
 }
 
+// Of fields that hold a text, the first few.
+std::string text_fields(const Json& object) {
+  constexpr std::size_t kFew = 5;
+  std::vector<std::string> names;
+  for (const auto& [name, value] : object.items())
+    if (value.is_string() && names.size() < kFew) names.push_back(in_quotes(name));
+  return names.empty() ? "no field with a text" : fmt::format("{}", fmt::join(names, ", "));
+}
+
 void parse_line(std::string_view line, const DataOptions& options, RawDocument& doc) {
   const Json value = json_read::parse_object(line, doc.where);
   if (const auto label = value.find(options.label_field); label != value.end() && label->is_string())
@@ -75,7 +84,8 @@ void parse_line(std::string_view line, const DataOptions& options, RawDocument& 
   } else if (json_read::find(value, "messages")) {
     doc.messages = read_messages(json_read::array(value, "messages", doc.where), doc.where);
   } else {
-    fail(ErrorCode::kFormat, "{}: neither the field {} nor 'messages'", doc.where, in_quotes(options.field));
+    fail(ErrorCode::kFormat, "{}: neither the field {} nor 'messages', it has {}", doc.where, in_quotes(options.field),
+         text_fields(value));
   }
 }
 
@@ -181,8 +191,9 @@ void read_documents(const std::vector<InputFile>& files, const DataOptions& opti
 
 std::vector<std::string> DataReport::lines() const {
   std::vector<std::string> out;
-  if (files > 0)
-    out.push_back(fmt::format("data: {} tokens in {} document{} of {} file{}{}", tokens, documents,
+  if (files > 0)  // where only texts are read, there are no tokens to count
+    out.push_back(fmt::format("data: {}{} document{} of {} file{}{}",
+                              cache.empty() ? "" : fmt::format("{} tokens in ", tokens), documents,
                               documents == 1 ? "" : "s", files, files == 1 ? "" : "s",
                               cache.empty() ? "" : (cache_built ? ", cached in " : ", from the cache ") + cache.string()));
   if (!cache_note.empty()) out.push_back("data: " + cache_note);

@@ -64,6 +64,8 @@ class Labels {
   std::map<std::string, std::uint32_t> numbers_;
 };
 
+constexpr const char* kOtherCacheFolder = "the environment variable XDG_CACHE_HOME names another one";
+
 void build_cache(const fs::path& path, const std::string& key, const DataOptions& options, const Tokenizer& tokenizer,
                  const std::vector<InputFile>& files) {
   TokenCacheWriter writer(path);
@@ -123,7 +125,9 @@ Tokens open_tokens(const DataOptions& options, const Tokenizer& tokenizer) {
   const fs::path folder = options.cache_folder.empty() ? default_cache_folder() : options.cache_folder;
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) fail(ErrorCode::kIo, "{}: cannot create the folder for caches: {}", folder.string(), error.message());
+  if (error)
+    fail(ErrorCode::kIo, "{}: cannot create the folder for caches: {}; {}", folder.string(), error.message(),
+         kOtherCacheFolder);
 
   Tokens out;
   DataReport& report = out.report;
@@ -131,7 +135,12 @@ Tokens open_tokens(const DataOptions& options, const Tokenizer& tokenizer) {
   auto view = use_cache(report.cache, key.key, out.file, report.cache_note);
   if (!view) {
     remove_leftovers(report.cache);
-    build_cache(report.cache, key.key, options, tokenizer, files);
+    try {
+      build_cache(report.cache, key.key, options, tokenizer, files);
+    } catch (const Error& refused) {
+      if (refused.code() != ErrorCode::kIo || !std::string_view(refused.what()).starts_with(folder.string())) throw;
+      fail(ErrorCode::kIo, "{}; {}", refused.what(), kOtherCacheFolder);  // somebody who gave no such folder cannot know
+    }
     report.cache_built = true;
     std::string why;
     view = use_cache(report.cache, key.key, out.file, why);
@@ -193,6 +202,14 @@ Data open_ids(const DataOptions& options, Index vocab_size) {
   auto ids = std::make_unique<IdsDataset>(options.inputs.front(), vocab_size, options.order, options.seed);
   data.fingerprint = ids->fingerprint();
   data.training = std::move(ids);
+  if (options.held_out_inputs.empty()) return data;
+  const std::string& other = options.held_out_inputs.front();
+  require(options.held_out_inputs.size() == 1 && fs::path(other).extension() == ".ids",
+          "eval-data is {}, but the training data are token ids; give one .ids file",
+          fmt::join(options.held_out_inputs, ", "));
+  auto held_out = std::make_unique<IdsDataset>(other, vocab_size, Order::kShuffled, 0);
+  data.fingerprint = Hash::of(data.fingerprint + held_out->fingerprint());
+  data.held_out = std::move(held_out);
   return data;
 }
 
@@ -200,8 +217,8 @@ Data open_dataset(const DataOptions& options, const Tokenizer& tokenizer, Index 
   require(options.sequence_length >= 1, "sequences of {} tokens; at least 1", options.sequence_length);
   require(options.holdout >= 0 && options.holdout <= 0.5, "a held-out part of {}; choose 0 to 0.5", options.holdout);
   require(!options.inputs.empty(), "no data given");
-  require(options.held_out_inputs.empty() || !(is(options, ".ids") || is(options, kBuiltin)),
-          "eval-data goes with training data of files and folders, not with {}", options.inputs.front());
+  require(options.held_out_inputs.empty() || !is(options, kBuiltin),
+          "eval-data goes with training data of files and folders, not with {}", kBuiltin);
   if (is(options, ".ids")) return open_ids(options, vocab_size);
   require(tokenizer.vocab_size() <= std::min<Index>(vocab_size, StreamToken::kMaxIds),
           "the tokenizer has {} tokens, but the model has room for {}; take another tokenizer or a larger vocab_size",

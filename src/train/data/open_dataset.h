@@ -29,7 +29,8 @@ struct DataOptions {
   // Of the sequences, at most 0.5; 0 for no held-out part. The built-in corpus is endless, its held-out part has
   // kBuiltinHeldOut sequences. An .ids file is never split.
   double holdout = 0.01;
-  // Files and folders to hold out instead: then all of `inputs`, which must be files and folders too, is trained on.
+  // Files and folders to hold out instead: then all of `inputs`, which must be files and folders too, is trained on. Of an
+  // .ids file, another one.
   std::vector<std::string> held_out_inputs;
 
   std::string field = "text";          // of JSON lines

@@ -8,6 +8,16 @@
 
 namespace dsmoe::train {
 
+namespace {
+
+// About too little data.
+std::string what_to_do(const TokenCacheInfo& info) {
+  if (info.bad_count == 0 || info.bad.empty()) return "give more, or shorten the sequences";
+  return fmt::format("{} lines or files were left out, the first of them {}", info.bad_count, info.bad.front());
+}
+
+}  // namespace
+
 PackedDataset::PackedDataset(std::shared_ptr<const io::MappedFile> file, const TokenCacheView& view,
                              const DataOptions& options, Index vocab_size, Part part)
     : file_(std::move(file)),
@@ -20,8 +30,8 @@ PackedDataset::PackedDataset(std::shared_ptr<const io::MappedFile> file, const T
       seed_(options.seed) {
   if (view_.info.labels.size() > 1) labels_ = view_.info.labels;
   const auto all = static_cast<Index>(view_.count() / static_cast<std::uint64_t>(length_ + 1));
-  require(all > 0, "the data has {} tokens, fewer than one sequence of {} and its last target; shorten the sequences",
-          view_.count(), length_);
+  require(all > 0, "the data has {} tokens, fewer than one sequence of {} and its last target; {}", view_.count(), length_,
+          what_to_do(view_.info));
   if (options.holdout > 0) {
     require(all > 1, "the data has {} tokens, one sequence; with a held-out part it needs two, or none held out",
             view_.count());

@@ -68,6 +68,17 @@ TEST(PackedDataset, ABatchIsItsSequencesOneByOne) {
   }
 }
 
+TEST(PackedDataset, WhereNothingIsLeftOfTheDataTheReasonIsSaid) {
+  TestData t;
+  t.file("a.jsonl", R"({"prompt": "one", "completion": "two", "id": 3})"
+                    "\n"
+                    R"({"text": null})");
+  EXPECT_TRUE(throws_error([&] { t.open(); }, {"0 tokens", "2 lines or files were left out", "a.jsonl:1",
+                                               "neither the field 'text' nor 'messages', it has 'completion', 'prompt'"}));
+  t.file("a.jsonl", "");
+  EXPECT_TRUE(throws_error([&] { t.open(); }, {"0 tokens", "give more"}));
+}
+
 TEST(PackedDataset, AHeldOutPartOfItsOwnFiles) {
   TestData t;
   std::filesystem::create_directory(t.dir / "held");

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <chrono>
@@ -219,6 +220,25 @@ TEST(TokenCache, SurvivesBeingKilled) {
     EXPECT_TRUE(testing::read_bytes(path) == want);
   }
   EXPECT_GT(killed, 3);
+}
+
+TEST(TokenCache, WhereItCannotBeWrittenAnotherFolderIsNamed) {
+  TestData t;
+  t.file("a.txt", "some text");
+  testing::write_bytes(t.dir / "file", "no folder");
+  t.options.cache_folder = t.dir / "file" / "cache";
+  EXPECT_TRUE(testing::throws_error([&] { t.open(); }, {"cannot create the folder", "XDG_CACHE_HOME"}));
+  t.file("a.txt", std::string(1 << 20, 'x'));
+  t.options.cache_folder = t.dir / "cache";
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const auto handler = signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{1 << 10, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  const bool refused = testing::throws_error([&] { t.open(); }, {"tokens-", "cannot write", "XDG_CACHE_HOME"});
+  setrlimit(RLIMIT_FSIZE, &before);
+  signal(SIGXFSZ, handler);
+  EXPECT_TRUE(refused);
 }
 
 TEST(TokenCache, TheFolderForCachesIsTheUsers) {
