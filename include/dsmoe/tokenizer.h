@@ -42,8 +42,8 @@ struct TokenizerParts {
 };
 
 // The "pre_tokenizer" value of tokenizer.json for a pipeline known by name: "deepseek-llm", "deepseek-coder",
-// "deepseek-v3", "llama-bpe", "glm4", "qwen2", "hunyuan", "minimax-m2", "gpt-4o", "gpt-2", "olmo", "gigachat" (the names
-// that GGUF files use).
+// "deepseek-v3", "llama-bpe", "glm4", "qwen2", "hunyuan", "minimax-m2", "kimi-k2", "gpt-4o", "gpt-2", "olmo", "gigachat"
+// (the names that GGUF files use).
 std::string pre_tokenizer_json(std::string_view name);
 // The reverse, for the "pre_tokenizer" value of any tokenizer.json: the name of a pipeline that does the same; "" when
 // there is none among the known ones.
