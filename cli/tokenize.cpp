@@ -25,7 +25,8 @@ struct TokenizeFlags {
 void run(const TokenizeFlags& o) {
   const std::optional<Tokenizer> found = Model::load_tokenizer(o.folder);
   if (!found)
-    fail(ErrorCode::kIo, "{} has no tokenizer; -m takes a folder with tokenizer.json, that file, or a .gguf file",
+    fail(ErrorCode::kIo,
+         "{} has no tokenizer; -m takes a folder with tokenizer.json or tiktoken's ranks, such a file, or a .gguf file",
          o.folder);
   const Tokenizer& tokenizer = *found;
   if (!o.decode.empty()) {
@@ -64,8 +65,7 @@ void add_tokenize(CLI::App& program) {
   auto options = std::make_shared<TokenizeFlags>();
   TokenizeFlags& o = *options;
   CLI::App* command = add_command(program, "tokenize", "Tokenize text, or decode token ids");
-  command
-      ->add_option("-m,--model", o.folder, "Model or tokenizer: a folder with tokenizer.json, that file, or a .gguf file")
+  command->add_option("-m,--model", o.folder, "Model or tokenizer: a folder, its tokenizer.json, or a .gguf file")
       ->required();
   command->add_option("-p,--prompt", o.prompt, "Text (default: read --file or standard input)");
   command->add_option("-f,--file", o.file, "File with the text (-: standard input)");

@@ -74,8 +74,9 @@ struct DecodeOptions {
 // A handle: copying it is cheap, and all const functions may be called from several threads at once.
 class Tokenizer {
  public:
-  // A folder with tokenizer.json, or that file itself; tokenizer_config.json and chat_template.jinja are read
-  // when they lie beside it. Whatever part of the pipeline is not supported is refused by its name.
+  // A folder with tokenizer.json or, of a few families, tiktoken's ranks (tiktoken.model, hy.tiktoken), or such a file
+  // itself; tokenizer_config.json and chat_template.jinja are read when they lie beside it. Whatever part of the pipeline
+  // is not supported is refused by its name.
   static Tokenizer load(const std::filesystem::path& path);
   // The texts of tokenizer.json, tokenizer_config.json and chat_template.jinja; the last wins over a template in the
   // second.
