@@ -16,7 +16,7 @@ Installs the Debian packages that are missing (with root or sudo), builds, and r
   tsan      the layer, its ops, the threads, the engine and the server with the thread sanitizer (clang)
   multi     many processes: a build with MPI, and its tests under mpirun on this machine
   slow      the slow tests of the release build, among them the installed package and the longest of the next
-  peers     comparisons with Hugging Face tokenizers and safetensors, llama.cpp's gguf, TensorBoard, Jinja, and with
+  peers     comparisons with Hugging Face tokenizers and safetensors, tiktoken, llama.cpp's gguf, TensorBoard, Jinja, and with
             OpenAI's and LangChain's clients, and the Python package with NumPy; they come from PyPI into build/peers, and
             where it cannot be reached this is skipped. The package's tests with PyTorch run where that is installed
   cuda      compiles the CUDA code where nvcc is found, and tests it where there is a GPU

@@ -68,7 +68,7 @@ void print_result(const study::Comparison& found) {
 Tokenizer tokenizer_for(const CompareFlags& o) {
   if (!o.tokenizer.empty()) return Tokenizer::load(o.tokenizer);
   if (o.compare.train.data != std::vector<std::string>{train::kBuiltin})
-    throw UsageError("--data other than builtin needs --tokenizer: a folder with tokenizer.json");
+    throw UsageError("--data other than builtin needs --tokenizer: a folder with tokenizer.json or tiktoken's ranks");
   return train::builtin_tokenizer(static_cast<std::int32_t>(o.compare.base.vocab_size));
 }
 
@@ -164,7 +164,7 @@ void add_compare(CLI::App& program) {
       ->capture_default_str();
   command->add_option("-o,--out", o.out, "Output folder for runs and report; run the same command again to resume")
       ->required();
-  command->add_option("--tokenizer", o.tokenizer, "Folder with tokenizer.json (not needed for builtin data)");
+  command->add_option("--tokenizer", o.tokenizer, "Folder with a tokenizer (not needed for builtin data)");
   command->add_option("--seeds", o.compare.seeds, "Runs per architecture, with consecutive seeds")
       ->check(in_range(kPositive))
       ->capture_default_str();

@@ -104,7 +104,7 @@ void add_init(CLI::App& program) {
                    "Dtype: f32 or bf16; for .gguf also f16, q8_0, q6_k, q5_0, q4_k_m, q4_k or q4_0")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "q8_0", "q6_k", "q5_0", "q4_k_m", "q4_k", "q4_0"}))
       ->capture_default_str();
-  command->add_option("--tokenizer", o.tokenizer, "Folder with the tokenizer.json to include");
+  command->add_option("--tokenizer", o.tokenizer, "Folder with the tokenizer to include");
   o.add(*command);
   command->footer(
       "Examples:\n  dsmoe init --preset tiny --seed 1 -o tiny-model\n"

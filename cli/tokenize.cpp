@@ -35,7 +35,8 @@ void decode(const TokenizeFlags& o, const Tokenizer& tokenizer) {
 void run(const TokenizeFlags& o) {
   const std::optional<Tokenizer> found = Model::load_tokenizer(o.folder);
   if (!found)
-    fail(ErrorCode::kIo, "{} has no tokenizer; -m takes a folder with tokenizer.json, that file, or a .gguf file",
+    fail(ErrorCode::kIo,
+         "{} has no tokenizer; -m takes a folder with tokenizer.json or tiktoken's ranks, such a file, or a .gguf file",
          o.folder);
   const Tokenizer& tokenizer = *found;
   if (!o.decode.words.empty()) return decode(o, tokenizer);
@@ -67,8 +68,7 @@ void add_tokenize(CLI::App& program) {
   auto options = std::make_shared<TokenizeFlags>();
   TokenizeFlags& o = *options;
   CLI::App* command = add_command(program, "tokenize", "Tokenize text, or decode token ids");
-  command
-      ->add_option("-m,--model", o.folder, "Model or tokenizer: a folder with tokenizer.json, that file, or a .gguf file")
+  command->add_option("-m,--model", o.folder, "Model or tokenizer: a folder, its tokenizer.json, or a .gguf file")
       ->required();
   o.text.add(*command, "Text");
   o.decode.add(*command, "--decode", "Token ids to decode, separated by spaces or commas")->excludes("--prompt", "--file");

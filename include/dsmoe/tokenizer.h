@@ -42,8 +42,8 @@ struct TokenizerParts {
 };
 
 // The "pre_tokenizer" value of tokenizer.json for a pipeline known by name: "deepseek-llm", "deepseek-coder",
-// "deepseek-v3", "llama-bpe", "glm4", "qwen2", "hunyuan", "minimax-m2", "gpt-4o", "gpt-2", "olmo", "gigachat" (the names
-// that GGUF files use).
+// "deepseek-v3", "llama-bpe", "glm4", "qwen2", "hunyuan", "minimax-m2", "kimi-k2", "gpt-4o", "gpt-2", "olmo", "gigachat"
+// (the names that GGUF files use).
 std::string pre_tokenizer_json(std::string_view name);
 // The reverse, for the "pre_tokenizer" value of any tokenizer.json: the name of a pipeline that does the same; "" when
 // there is none among the known ones.
@@ -74,8 +74,9 @@ struct DecodeOptions {
 // A handle: copying it is cheap, and all const functions may be called from several threads at once.
 class Tokenizer {
  public:
-  // A folder with tokenizer.json, or that file itself; tokenizer_config.json and chat_template.jinja are read
-  // when they lie beside it. Whatever part of the pipeline is not supported is refused by its name.
+  // A folder with tokenizer.json or, of a few families, tiktoken's ranks (tiktoken.model, hy.tiktoken), or such a file
+  // itself; tokenizer_config.json and chat_template.jinja are read when they lie beside it. Whatever part of the pipeline
+  // is not supported is refused by its name.
   static Tokenizer load(const std::filesystem::path& path);
   // The texts of tokenizer.json, tokenizer_config.json and chat_template.jinja; the last wins over a template in the
   // second.

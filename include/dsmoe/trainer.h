@@ -53,7 +53,7 @@ struct RunSetup {
     v(o.config, {"config", "Train the architecture of this config.json from random weights"});
     v(o.out, {"out", "Output folder for checkpoints and logs"});
     v(o.resume, {"resume", "Resume the run in OUT; options not given keep their saved values"});
-    v(o.tokenizer, {"tokenizer", "Folder with tokenizer.json (default: the model's, or one learned from the data)"});
+    v(o.tokenizer, {"tokenizer", "Folder with a tokenizer (default: the model's, or one learned from the data)"});
     v(o.device, {"device", "Where the model is trained (auto: a GPU if there is one and the run fits it)"});
     v(o.threads, {"threads", "CPU threads (0: one per physical core; of a hybrid processor, the fast ones)", at_least(0)});
     v(o.expert_parallel,

@@ -19,8 +19,9 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kConfig = "config.json";
+// The last two are read, and written as tokenizer.json.
 constexpr std::string_view kCompanions[] = {"generation_config.json", "tokenizer.json", "tokenizer_config.json",
-                                            "chat_template.jinja"};
+                                            "chat_template.jinja",    "tiktoken.model", "hy.tiktoken"};
 
 std::string fresh_generation_config(const ModelConfig& c) {
   nlohmann::ordered_json j = {{"_from_model_config", true}};

@@ -9,6 +9,7 @@
 #include "formats/lazy.h"
 #include "formats/mapped_tensors.h"
 #include "io/checkpoint.h"
+#include "tokenizer/tiktoken.h"
 
 namespace dsmoe {
 
@@ -28,6 +29,8 @@ class FolderSource final : public ModelSource {
     return tokenizer_.get([&] {
       const fs::path file = part("tokenizer.json");
       if (fs::exists(file)) return std::optional(Tokenizer::load(file));
+      if (const fs::path ranks = ranks_file(file.parent_path()); !ranks.empty())
+        return std::optional(Tokenizer::load(ranks));
       if (const std::string other = unread_tokenizer(file.parent_path()); !other.empty()) note("{}", other);
       return std::optional<Tokenizer>();
     });
@@ -126,16 +129,14 @@ class FolderSource final : public ModelSource {
 
 std::string unread_tokenizer(const fs::path& folder) {
   std::error_code ignored;
-  if (fs::exists(folder / "tokenizer.json", ignored)) return {};
+  if (fs::exists(folder / "tokenizer.json", ignored) || !ranks_file(folder).empty()) return {};
   if (fs::exists(folder / "tokenizer.model", ignored))
     return "tokenizer.model is not read; save the tokenizer with transformers, which writes tokenizer.json beside it";
-  // Their code, which is part of the model, writes no other file.
-  for (const char* name : {"tiktoken.model", "qwen.tiktoken", "hy.tiktoken"})
-    if (fs::exists(folder / name, ignored))
-      return fmt::format(
-          "{} is not read, and transformers writes no tokenizer.json for it; use a GGUF file of this model made by "
-          "llama.cpp's converter, or a tokenizer.json that someone made of it",
-          name);
+  // Its code, which is part of the model, writes no other file.
+  if (fs::exists(folder / "qwen.tiktoken", ignored))
+    return "qwen.tiktoken is not read, and transformers writes no tokenizer.json for it; use a GGUF file of this model "
+           "made by "
+           "llama.cpp's converter, or a tokenizer.json that someone made of it";
   return {};
 }
 

@@ -6,7 +6,9 @@
 #include "core/json_read.h"
 #include "core/log.h"
 #include "core/printable.h"
+#include "formats/gguf_pipeline.h"
 #include "formats/gguf_scores.h"
+#include "tokenizer/rank_merges.h"
 
 namespace dsmoe {
 
@@ -37,14 +39,6 @@ constexpr const char* kPad = "tokenizer.ggml.padding_token_id";
 constexpr const char* kAddBos = "tokenizer.ggml.add_bos_token";
 constexpr const char* kAddEos = "tokenizer.ggml.add_eos_token";
 
-[[noreturn]] void cannot_carry(const std::string& what) {
-  fail(ErrorCode::kUnsupported,
-       "GGUF cannot carry this tokenizer: {}; export the model without it (move tokenizer.json out of the folder) or keep "
-       "the "
-       "folder",
-       what);
-}
-
 std::string merge_text(const Json& merge) {
   if (merge.is_string()) return merge.get<std::string>();
   return merge.at(0).get<std::string>() + " " + merge.at(1).get<std::string>();  // the newer form, a pair
@@ -65,72 +59,6 @@ struct Tokens {
   }
 };
 
-// Tokenizers of these pipelines bring texts into NFC. Other readers of such files do not, which changes nothing for texts
-// that are in this form already, as nearly all are.
-bool implies_nfc(std::string_view pre) { return pre == "qwen2" || pre == "hunyuan" || pre == "olmo"; }
-
-bool is_nfc(const Json& normalizer) {
-  if (normalizer.value("type", "") != "Sequence") return normalizer.value("type", "") == "NFC";
-  const Json parts = normalizer.value("normalizers", Json::array());
-  return parts.size() == 1 && parts[0].is_object() && is_nfc(parts[0]);
-}
-
-// Names the pipeline, after what the format takes for granted is seen to be so.
-std::string pipeline_name(const Json& file) {
-  const Json pre = file.value("pre_tokenizer", Json());
-  const std::string name = pre.is_object() ? pre_tokenizer_name(pre.dump()) : "";
-  if (name.empty()) cannot_carry("its pre_tokenizer is none of those with a name there");
-  const Json normalizer = file.value("normalizer", Json());
-  const bool none = normalizer.is_null() || normalizer.value("normalizers", Json::array({0})).empty();
-  const bool nfc = !none && is_nfc(normalizer);
-  if (!none && !nfc) cannot_carry("it has a normalizer, which is not known there");
-  // The name says whether texts are brought into NFC, and whether a piece that is a token as a whole is left so.
-  const bool ignore_merges = file.at("model").value("ignore_merges", Json(false)) == Json(true);
-  if (name == "llama-bpe" && !ignore_merges && !nfc) return "glm4";
-  if (name == "gpt-2" && nfc && !ignore_merges) return "olmo";
-  if (nfc != implies_nfc(name)) cannot_carry(fmt::format("its normalizer does not go with {}", name));
-  if (ignore_merges != (name == "llama-bpe"))
-    cannot_carry(fmt::format("ignore_merges {} does not go with {}", ignore_merges, name));
-  return name;
-}
-
-// Whether a text gets a space in front, of a vocabulary of characters. What the format takes for granted: spaces are marks,
-// and the text is one piece. A Metaspace puts no second mark before one that is there, and with "first" none behind an
-// added token, which other readers of such files do.
-bool prefix_space(const Json& file) {
-  const Json pre = file.value("pre_tokenizer", Json()), normalizer = file.value("normalizer", Json());
-  const auto text = [](const Json& part, const char* key) {
-    return part.is_object() ? json_read::get_or<std::string>(part, key, "", "tokenizer.json") : std::string();
-  };
-  const auto type = [&](const Json& part) { return text(part, "type"); };
-  const std::string mark = "\u2581";
-  if (type(pre) == "Metaspace" && normalizer.is_null() && text(pre, "replacement") == mark &&
-      !json_read::get_or(pre, "split", true, "tokenizer.json"))
-    return text(pre, "prepend_scheme") != "never";
-  // Braces alone would be a copy for one compiler and a list for another.
-  const Json steps =
-      type(normalizer) == "Sequence" ? normalizer.value("normalizers", Json::array()) : Json::array({normalizer});
-  const bool prefix = !steps.empty() && type(steps[0]) == "Prepend" && text(steps[0], "prepend") == mark;
-  const Json marks = steps.size() == (prefix ? 2u : 1u) ? steps.back() : Json();
-  if (!pre.is_null() || type(marks) != "Replace" || text(marks, "content") != mark ||
-      marks.value("pattern", Json()) != Json::object({{"String", " "}}))
-    cannot_carry("only a mark for every space, and perhaps one in front, is known there for a vocabulary of characters");
-  return prefix;
-}
-
-// One way of cutting a text has several names.
-std::string pre_tokenizer_key(const GgufMetadata& m) {
-  const std::string pre = m.text(kPre);
-  if (pre == "llama3" || pre == "llama-v3" || pre == "glm4") return "llama-bpe";
-  if (pre == "hunyuan") return "qwen2";
-  if (pre == "minimax-m2") return "gpt-4o";
-  return pre == "olmo" ? "gpt-2" : pre;
-}
-
-AddedToken added_token(std::int32_t id, const std::string& text, bool special) {
-  return {.id = id, .content = text, .special = special};
-}
-
 bool of_characters(const GgufMetadata& m) { return m.text(kModel) == kCharacters; }
 
 // Tokens that may be joined, or be what others are joined to: neither those found in a text before that, nor bytes.
@@ -138,13 +66,6 @@ std::vector<bool> joining(std::span<const std::int64_t> types) {
   std::vector<bool> joins;
   for (const std::int64_t type : types) joins.push_back(type == kNormal);
   return joins;
-}
-
-void read_byte_pieces(const GgufMetadata& m, TokenizerParts& parts) {
-  parts.pre_tokenizer = pre_tokenizer_json(pre_tokenizer_key(m));
-  parts.ignore_merges = m.text(kPre).starts_with("llama");
-  parts.nfc = implies_nfc(m.text(kPre));
-  parts.merges = m.texts(kMerges);
 }
 
 void read_character_pieces(const GgufMetadata& m, std::span<const std::int64_t> types, TokenizerParts& parts) {
@@ -158,7 +79,10 @@ void read_character_pieces(const GgufMetadata& m, std::span<const std::int64_t> 
 TokenizerParts read_parts(const GgufMetadata& m) {
   TokenizerParts parts;
   parts.byte_fallback = of_characters(m);
-  if (!parts.byte_fallback) read_byte_pieces(m, parts);
+  const std::string pre = parts.byte_fallback ? "" : m.text(kPre);
+  if (!parts.byte_fallback) parts.pre_tokenizer = pre_tokenizer_json(pre_tokenizer_key(pre));
+  parts.ignore_merges = implies_whole_tokens(pre);
+  parts.nfc = implies_nfc(pre);
   parts.vocab = m.texts(kTokens);
   std::vector<std::int64_t> types(parts.vocab.size(), kNormal);
   if (m.contains(kTypes)) types = m.integers(kTypes);
@@ -179,16 +103,22 @@ TokenizerParts read_parts(const GgufMetadata& m) {
   if (parts.byte_fallback) {
     parts.unk_token = named(kUnk);
     read_character_pieces(m, types, parts);
+  } else {
+    const bool rebuilt = implies_ranks(pre) && !m.contains(kMerges);  // llama.cpp takes such files of kimi-k2
+    parts.merges = rebuilt ? merges_of_ranks(parts.vocab, joining(types)) : m.texts(kMerges);
   }
   for (std::size_t i = 0; i < types.size(); ++i) {
     if (types[i] == kUnused) parts.vocab[i].clear();
     if (types[i] == kControl || types[i] == kUserDefined || types[i] == kUnknown)
-      parts.added_tokens.push_back(added_token(static_cast<std::int32_t>(i), parts.vocab[i], types[i] != kUserDefined));
+      parts.added_tokens.push_back({.id = static_cast<std::int32_t>(i),
+                                    .content = parts.vocab[i],
+                                    .normalized = pre == "hunyuan",  // its code brings the whole text into NFC first
+                                    .special = types[i] != kUserDefined});
     if (types[i] == kByte && !parts.byte_fallback)
       fail(ErrorCode::kUnsupported, "{}: token {} stands for a single byte, which a byte-level vocabulary has none of",
            m.where(), i);
   }
-  parts.add_bos = m.boolean(kAddBos, (parts.ignore_merges || parts.byte_fallback) && !parts.bos_token.empty());
+  parts.add_bos = m.boolean(kAddBos, (pre.starts_with("llama") || parts.byte_fallback) && !parts.bos_token.empty());
   parts.add_eos = m.boolean(kAddEos, false);
   parts.chat_template = m.text(kTemplate, "");
   return parts;
@@ -229,7 +159,8 @@ bool same_scores(const GgufMetadata& m, const Json& file) {
 bool same_model(const GgufMetadata& m, const Tokenizer& tokenizer) {
   const std::string& pre = tokenizer.pre_tokenizer();
   const bool characters = of_characters(m);
-  if (!characters && m.contains(kPre) && (pre.empty() ? "" : pre_tokenizer_name(pre)) != pre_tokenizer_key(m)) return false;
+  if (!characters && m.contains(kPre) && (pre.empty() ? "" : pre_tokenizer_name(pre)) != pre_tokenizer_key(m.text(kPre)))
+    return false;
   if (!characters && m.contains(kMerges) && !tokenizer.has_merges(m.texts(kMerges))) return false;
   if (characters && !same_scores(m, json_read::parse(tokenizer.to_json(), "tokenizer.json"))) return false;
   const std::vector<std::string> texts = m.texts(kTokens);

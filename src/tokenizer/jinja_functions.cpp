@@ -301,21 +301,21 @@ Value dict_get(const Call& call) {
 }
 
 Value range(const Call& call) {
-  std::int64_t begin = 0, end = 0;
-  const auto number = [&](std::size_t i) {
+  const auto number = [&](std::size_t i, std::int64_t otherwise) {
+    if (call[i].is_undefined()) return otherwise;
     if (!call[i].number()) call.refuse("expected an integer");
     return *call[i].number();
   };
-  if (call[1].is_undefined())
-    end = number(0);
-  else
-    begin = number(0), end = number(1);
+  const bool from_zero = call[1].is_undefined();
+  const std::int64_t begin = from_zero ? 0 : number(0, 0), end = number(from_zero ? 0 : 1, 0), step = number(2, 1);
+  if (step == 0) call.refuse("a step of 0");
   List out;
-  if (end > begin) {
-    const auto count = static_cast<std::uint64_t>(end) - static_cast<std::uint64_t>(begin);
-    call.budget.bytes(call.at, count > (1u << 24) ? SIZE_MAX : count * sizeof(Value));
-    for (std::int64_t i = begin; i < end; ++i) out.push_back(i);
-  }
+  if (step > 0 ? begin >= end : begin <= end) return out;
+  const auto first = static_cast<std::uint64_t>(begin), last = static_cast<std::uint64_t>(end),
+             by = static_cast<std::uint64_t>(step);
+  const std::uint64_t count = step > 0 ? (last - first - 1) / by + 1 : (first - last - 1) / (0 - by) + 1;
+  call.budget.bytes(call.at, count > (1u << 24) ? SIZE_MAX : count * sizeof(Value));
+  for (std::uint64_t i = 0; i < count; ++i) out.push_back(static_cast<std::int64_t>(first + i * by));
   return out;
 }
 
@@ -334,7 +334,7 @@ struct Entry {
 const std::vector<Entry>& functions() {
   static const std::vector<Entry> table = {
       {"raise_exception", {"message"}, 1, raise_exception},
-      {"range", {"start", "stop"}, 1, range},
+      {"range", {"start", "stop", "step"}, 1, range},
       // Never defined here, so that a prompt does not depend on the day: templates that ask first have a date of their own.
       {"strftime_now", {"format"}, 1, [](const Call& c) -> Value { c.refuse("today's date is not supported"); }},
   };
@@ -367,6 +367,9 @@ const std::vector<Entry>& filters() {
   return table;
 }
 
+// Hugging Face's templates run where this is an error too; one in a branch that is not taken is none.
+Value refuse_change(const Call& call) { call.refuse("changes its object, which a template may not"); }
+
 const std::vector<Entry>& methods() {
   static const std::vector<Entry> table = {
       {"strip", {"chars"}, 0, [](const Call& c) { return Value(strip(c, c.self(), true, true)); }},
@@ -386,6 +389,11 @@ const std::vector<Entry>& methods() {
       {"keys", {}, 0, [](const Call& c) { return c.dict(), Value(items_of(c)); }},
       {"values", {}, 0, dict_values},
       {"get", {"key", "default"}, 1, dict_get},
+      {"append", {"object"}, 0, refuse_change},
+      {"extend", {"iterable"}, 0, refuse_change},
+      {"insert", {"index", "object"}, 0, refuse_change},
+      {"pop", {"key", "default"}, 0, refuse_change},
+      {"update", {"other"}, 0, refuse_change},
   };
   return table;
 }

@@ -109,7 +109,11 @@ class Renderer {
       finished_one |= flow == Flow::kNormal;
     }
     // As Jinja does it: else runs when no round came to its end, be it for want of items or by break and continue.
-    return !finished_one && s.branches.size() > 1 ? execute(s.branches[1].body) : Flow::kNormal;
+    if (finished_one || s.branches.size() == 1) return Flow::kNormal;
+    scopes_.emplace_back();
+    flow = execute(s.branches[1].body);
+    scopes_.pop_back();
+    return flow;
   }
 
   // --- expressions

@@ -43,6 +43,13 @@ constexpr const char* kGpt4o =
     R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
     R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
+// GPT-4o's, but runs of Han characters are words of their own, and a slash does not end one.
+constexpr const char* kKimiK2 =
+    R"([\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+)"
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*)"
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
 Json split(const std::string& pattern) {
   return {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
 }
@@ -69,15 +76,16 @@ Json by_name(std::string_view name) {
   if (name == "llama-bpe" || name == "glm4") return sequence({split(kLlama3)});
   if (name == "qwen2" || name == "hunyuan") return sequence({split(kQwen2)});
   if (name == "minimax-m2" || name == "gpt-4o") return sequence({split(kGpt4o)});
+  if (name == "kimi-k2") return sequence({split(kKimiK2)});
   if (name == "gpt-2" || name == "gigachat" || name == "olmo") return byte_level(true);
   fail(ErrorCode::kUnsupported,
        "pre-tokenizer {} is not known (deepseek-llm, deepseek-coder, deepseek-v3, llama-bpe, glm4, qwen2, hunyuan, "
-       "minimax-m2, "
-       "gpt-4o, gpt-2, olmo and gigachat are)",
+       "minimax-m2, kimi-k2, gpt-4o, gpt-2, olmo and gigachat are)",
        in_quotes(name));
 }
 
-constexpr const char* kNames[] = {"deepseek-llm", "deepseek-coder", "deepseek-v3", "llama-bpe", "qwen2", "gpt-4o", "gpt-2"};
+constexpr const char* kNames[] = {"deepseek-llm", "deepseek-coder", "deepseek-v3", "llama-bpe",
+                                  "qwen2",        "kimi-k2",        "gpt-4o",      "gpt-2"};
 
 // Characters that a pattern may write as an escape or as themselves, as themselves.
 std::string spelled_out(const std::string& pattern) {

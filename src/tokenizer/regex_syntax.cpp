@@ -1,6 +1,8 @@
 // Oniguruma's pattern syntax (its Ruby default, which tokenizer.json is written for) in terms of PCRE2's.
 // Where both read a construct alike it is copied; where they differ it is rewritten, or refused when rare.
+#include <algorithm>
 #include <cctype>
+#include <vector>
 
 #include "core/fail.h"
 #include "core/printable.h"
@@ -18,6 +20,10 @@ constexpr std::string_view kNotSpace =
     R"(\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
 // Oniguruma counts the superscripts and fractions of Latin-1 as word characters; PCRE2 leaves out the marks.
 constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\xb2\xb3\xb9\xbc-\xbe)";
+// Every character has one of these general categories.
+constexpr std::string_view kCategories[] = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl",
+                                            "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc",
+                                            "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Cs", "Co", "Cn"};
 
 class Translator {
  public:
@@ -153,20 +159,54 @@ class Translator {
   }
 
   void character_class() {
+    const std::size_t begin = at_, out_begin = out_.size();
     copy(1);
     if (peek(0) == '^') copy(1);
     if (peek(0) == ']') out_ += '\\', copy(1);
+    class_items();
+    if (peek(0) == '&') return without(pattern_.substr(begin + 1, at_ - begin - 1), out_begin);
+    copy(1);
+  }
+
+  // Up to the closing bracket, or to && .
+  void class_items() {
     while (at_ < pattern_.size()) {
       const char c = pattern_[at_];
-      if (c == ']') return copy(1);
+      if (c == ']' || (c == '&' && peek(1) == '&')) return;
       if (c == '[') refuse(peek(1) == ':' ? "a POSIX class" : "a class in a class");
-      if (c == '&' && peek(1) == '&') refuse("&& in a class");
       if (c == '\\')
         escape(true);
       else
         copy(1);
     }
     refuse("a class without its closing bracket");
+  }
+
+  // [A&&[^B]] with A of general categories: no other category, and not B. As one class it is matched without a stack,
+  // however long a run of such characters is.
+  void without(std::string_view items, std::size_t out_begin) {
+    std::vector<std::string_view> kept;
+    while (items.starts_with("\\p{") && items.find('}') != std::string_view::npos) {
+      kept.push_back(items.substr(3, items.find('}') - 3));
+      items.remove_prefix(items.find('}') + 1);
+    }
+    const auto known = [](std::string_view name) {
+      return std::any_of(std::begin(kCategories), std::end(kCategories),
+                         [&](std::string_view category) { return !name.empty() && category.starts_with(name); });
+    };
+    const bool all_known = std::all_of(kept.begin(), kept.end(), known);
+    if (kept.empty() || !all_known || !items.empty() || !pattern_.substr(at_).starts_with("&&[^") || peek(4) == ']')
+      refuse("&& in a class");
+    out_.resize(out_begin);
+    out_ += "[^";
+    for (const std::string_view category : kCategories)
+      if (std::none_of(kept.begin(), kept.end(), [&](std::string_view name) { return category.starts_with(name); }))
+        out_ += fmt::format("\\p{{{}}}", category);
+    at_ += 4;
+    class_items();
+    if (peek(0) != ']' || peek(1) != ']') refuse("&& in a class");
+    at_ += 1;
+    copy(1);
   }
 
   void group() {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <mutex>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,11 @@
 #include "tokenizer/vocab.h"
 
 namespace dsmoe {
+
+std::string tokenizer_json(const TokenizerParts& parts);
+
+// "added_tokens_decoder" of tokenizer_config.json: {"100000": {"content": ...}, ...}.
+std::vector<AddedToken> read_config_tokens(const nlohmann::json& config);
 
 struct Tokenizer::Impl {
   Impl(std::string tokenizer_json, std::string config_json);

@@ -10,6 +10,7 @@
 #include "core/fail.h"
 #include "core/json_read.h"
 #include "core/printable.h"
+#include "tokenizer/tiktoken.h"
 #include "tokenizer/tokenizer_impl.h"
 
 namespace dsmoe {
@@ -45,18 +46,6 @@ std::vector<AddedToken> read_added_tokens(const Json& file) {
     const auto id = value ? json_read::try_as<std::int32_t>(*value) : std::nullopt;
     if (!id || *id < 0) fail(ErrorCode::kFormat, "{}: an added token without an id that fits", kFile);
     out.push_back(read_added_token(token, *id, kFile));
-  }
-  return out;
-}
-
-// "added_tokens_decoder" of the config: {"100000": {"content": ...}, ...}.
-std::vector<AddedToken> read_config_tokens(const Json& config) {
-  std::vector<AddedToken> out;
-  if (!json_read::find(config, "added_tokens_decoder")) return out;
-  for (const auto& [key, token] : json_read::object(config, "added_tokens_decoder", kConfig).items()) {
-    if (key.empty() || key.size() > 9 || key.find_first_not_of("0123456789") != std::string::npos)
-      fail(ErrorCode::kFormat, "{}: added_tokens_decoder has the id {}", kConfig, in_quotes(key));
-    out.push_back(read_added_token(token, std::stoi(key), kConfig));
   }
   return out;
 }
@@ -134,6 +123,17 @@ void write_file(const fs::path& path, const std::string& text) {
 
 }  // namespace
 
+std::vector<AddedToken> read_config_tokens(const Json& config) {
+  std::vector<AddedToken> out;
+  if (!json_read::find(config, "added_tokens_decoder")) return out;
+  for (const auto& [key, token] : json_read::object(config, "added_tokens_decoder", kConfig).items()) {
+    if (key.empty() || key.size() > 9 || key.find_first_not_of("0123456789") != std::string::npos)
+      fail(ErrorCode::kFormat, "{}: added_tokens_decoder has the id {}", kConfig, in_quotes(key));
+    out.push_back(read_added_token(token, std::stoi(key), kConfig));
+  }
+  return out;
+}
+
 Tokenizer::Impl::Impl(std::string tokenizer_json, std::string config_json)
     : json_text(std::move(tokenizer_json)), config_text(std::move(config_json)) {
   const Json file = json_read::parse_object(json_text, kFile);
@@ -191,7 +191,11 @@ Tokenizer Tokenizer::from_json(std::string tokenizer_json, std::string tokenizer
 }
 
 Tokenizer Tokenizer::load(const std::filesystem::path& path) {
-  const fs::path file = fs::is_directory(path) ? path / kFile : path;
+  fs::path file = path;
+  if (fs::is_directory(path)) {
+    file = path / kFile;
+    if (const fs::path ranks = ranks_file(path); !fs::exists(file) && !ranks.empty()) file = ranks;
+  }
   const fs::path folder = file.parent_path();
   const auto optional_file = [&](const char* name) {
     if (!fs::exists(folder / name)) return std::string();
@@ -202,6 +206,8 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
   };
   std::string text = read_file(file);
   try {
+    if (const std::string name = file.filename().string(); is_ranks_file(name))
+      return tokenizer_of_ranks(name, text, optional_file(kConfig), optional_file(kJinja));
     return from_json(std::move(text), optional_file(kConfig), optional_file(kJinja));
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", folder.empty() ? "." : folder.string(), error.what()));

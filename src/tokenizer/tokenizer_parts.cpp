@@ -86,7 +86,7 @@ std::string make_config(const TokenizerParts& parts) {
 
 }  // namespace
 
-Tokenizer Tokenizer::from_parts(const TokenizerParts& parts) {
+std::string tokenizer_json(const TokenizerParts& parts) {
   Json added = Json::array();
   std::set<std::int32_t> added_ids;
   for (const AddedToken& token : parts.added_tokens) {
@@ -121,7 +121,11 @@ Tokenizer Tokenizer::from_parts(const TokenizerParts& parts) {
       {"post_processor", parts.byte_fallback ? nothing : byte_level},
       {"decoder", parts.byte_fallback ? character_decoder(parts) : byte_level},
       {"model", model_json(parts, added_ids)}};
-  return from_json(file.dump(), make_config(parts));
+  return file.dump();
+}
+
+Tokenizer Tokenizer::from_parts(const TokenizerParts& parts) {
+  return from_json(tokenizer_json(parts), make_config(parts));
 }
 
 }  // namespace dsmoe

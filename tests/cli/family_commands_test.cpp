@@ -29,9 +29,10 @@ class FamilyCommands : public ::testing::Test {
     return path("model");
   }
   // With latent attention.
-  std::string deepseek_v3() const {
-    return made_of({{"model_type", "deepseek_v3"},
-                    {"vocab_size", kSmallVocab},
+  std::string deepseek_v3(const char* type = "deepseek_v3", int vocab = kSmallVocab,
+                          const std::string& tokenizer = kSmallTokenizer) const {
+    return made_of({{"model_type", type},
+                    {"vocab_size", vocab},
                     {"hidden_size", 32},
                     {"num_hidden_layers", 2},
                     {"num_attention_heads", 2},
@@ -54,7 +55,8 @@ class FamilyCommands : public ::testing::Test {
                       {"mscale", 1},
                       {"mscale_all_dim", 1}}},
                     {"max_position_embeddings", 256},
-                    {"initializer_range", 0.05}});
+                    {"initializer_range", 0.05}},
+                   tokenizer);
   }
   std::string qwen3() const {
     return made_of({{"model_type", "qwen3_moe"},
@@ -90,9 +92,9 @@ class FamilyCommands : public ::testing::Test {
                     {"initializer_range", 0.05}});
   }
   // With numbers per layer, and an alpha.
-  std::string hunyuan() const {
+  std::string hunyuan(int vocab = kSmallVocab, const std::string& tokenizer = kSmallTokenizer) const {
     return made_of({{"model_type", "hunyuan_v1_moe"},
-                    {"vocab_size", kSmallVocab},
+                    {"vocab_size", vocab},
                     {"hidden_size", 32},
                     {"head_dim", 32},
                     {"num_hidden_layers", 2},
@@ -106,7 +108,8 @@ class FamilyCommands : public ::testing::Test {
                     {"rope_scaling", {{"type", "dynamic"}, {"alpha", 1000}, {"factor", 1}}},
                     {"tie_word_embeddings", true},
                     {"max_position_embeddings", 256},
-                    {"initializer_range", 0.05}});
+                    {"initializer_range", 0.05}},
+                   tokenizer);
   }
   // With a vocabulary of characters.
   std::string mixtral() const {
@@ -123,6 +126,7 @@ class FamilyCommands : public ::testing::Test {
                    DSMOE_TEST_DATA "/tokenizer/data/characters");
   }
   void is_a_model_for_every_command(const std::string& m) const;
+  void is_a_folder_of_ranks(const std::string& m, const std::string& from) const;
   void is_trained_fine_tuned_and_pruned(const std::string& m, const char* experts) const;
 
   TempFolder folder_;
@@ -150,6 +154,51 @@ TEST_F(FamilyCommands, HunyuanIsAModelForEveryCommand) { is_a_model_for_every_co
 TEST_F(FamilyCommands, Qwen2IsAModelForEveryCommand) { is_a_model_for_every_command(qwen2()); }
 TEST_F(FamilyCommands, AModelOfCharactersForEveryCommand) { is_a_model_for_every_command(mixtral()); }
 TEST_F(FamilyCommands, DeepseekV3IsAModelForEveryCommand) { is_a_model_for_every_command(deepseek_v3()); }
+
+// Folders as Kimi-K2 and Hunyuan-A13B are released: no tokenizer.json, but tiktoken's ranks. What is written has one.
+void FamilyCommands::is_a_folder_of_ranks(const std::string& m, const std::string& from) const {
+  const auto text_of = [&](const std::string& of) {
+    return ok({"generate", "-m", of, "-p", "HelloWorld", "-n", "6", "--temp", "0", "--json"}).json()["text"];
+  };
+  const Json text = text_of(m);
+  const std::string json = read_bytes(m + "/tokenizer.json");
+  std::filesystem::remove(m + "/tokenizer.json");
+  std::filesystem::copy(from, m,
+                        std::filesystem::copy_options::recursive | std::filesystem::copy_options::overwrite_existing);
+  EXPECT_EQ(text_of(m), text);
+  EXPECT_EQ(ok({"info", m, "--json"}).json()["not_supported"], Json::array());
+  ok({"tokenize", "-m", m, "-p", "HelloWorld"});
+  const ProgramResult chat = run_program({"chat", "-m", m, "-n", "3"}, "", "hello\n");
+  EXPECT_EQ(chat.status, 0) << chat.err;
+  ok({"quantize", m, "-o", path("q8.gguf"), "--type", "q8_0"});
+  ok({"convert", m, "-o", path("m.gguf")});
+  EXPECT_EQ(text_of(path("m.gguf")), text);
+  std::filesystem::create_directory(path("back"));
+  std::ofstream(path("back/tiktoken.model")) << "another model's";
+  EXPECT_EQ(run_program({"convert", path("m.gguf"), "-o", path("back")}).status, 1) << "without --force";
+  ok({"convert", path("m.gguf"), "-o", path("back"), "--force"});
+  EXPECT_FALSE(std::filesystem::exists(path("back/tiktoken.model")));
+  std::ofstream(path("text.txt")) << std::string(2000, 'a');
+  ok({"train", "-m", m, "--data", path("text.txt"), "--steps", "2", "--batch-size", "1", "--seq-len", "8", "-o",
+      path("run")});
+  for (const char* folder : {"back", "run"}) {
+    EXPECT_EQ(read_bytes(path(std::string(folder) + "/tokenizer.json")), json) << folder;
+    text_of(path(folder));
+  }
+}
+
+TEST_F(FamilyCommands, AFolderOfKimisRanks) {
+  const std::string ranks = DSMOE_TEST_DATA "/tokenizer/data/tiktoken";
+  is_a_folder_of_ranks(deepseek_v3("kimi_k2", 783, ranks), ranks);
+}
+
+TEST_F(FamilyCommands, AFolderOfHunyuansRanks) {
+  std::filesystem::create_directory(path("ranks"));
+  std::ofstream(path("ranks/hy.tiktoken")) << read_bytes(DSMOE_TEST_DATA "/tokenizer/data/tiktoken/tiktoken.model");
+  std::ofstream(path("ranks/tokenizer_config.json"))
+      << R"({"tokenizer_class": "HYTokenizer", "eos_token": "<|eos|>", "chat_template": "{{ messages[0].content }}"})";
+  is_a_folder_of_ranks(hunyuan(737, path("ranks")), path("ranks"));
+}
 
 void FamilyCommands::is_trained_fine_tuned_and_pruned(const std::string& m, const char* experts) const {
   std::ofstream text(path("text.txt"));
@@ -234,9 +283,9 @@ TEST_F(FamilyCommands, InfoTellsFamilyNeedsAndWhatIsMissing) {
   std::ofstream(path("v3/tokenizer.model")) << "x";
   const Json no_json = ok({"info", path("v3"), "--json"}).json();
   EXPECT_NE(no_json["not_supported"].dump().find("tokenizer.model is not read"), std::string::npos);
-  std::ofstream(path("glm/hy.tiktoken")) << "x";
+  std::ofstream(path("glm/qwen.tiktoken")) << "x";
   const Json tiktoken = ok({"info", path("glm"), "--json"}).json();
-  EXPECT_NE(tiktoken["not_supported"].dump().find("hy.tiktoken is not read"), std::string::npos);
+  EXPECT_NE(tiktoken["not_supported"].dump().find("qwen.tiktoken is not read"), std::string::npos);
   EXPECT_NE(tiktoken["not_supported"].dump().find("GGUF"), std::string::npos) << "what to do";
   EXPECT_EQ(run_program({"info", path("nothing")}).status, 1);
 }

@@ -113,6 +113,11 @@ TEST(FolderExport, NamesWhatASaveReplaces) {
   EXPECT_EQ(model_files(dir.path()), (std::vector<std::string>{"config.json", "generation_config.json", "model.safetensors",
                                                                "tokenizer.json", "tokenizer_config.json"}));
   EXPECT_TRUE(model_files(dir / "nowhere").empty());
+  testing::write_bytes(dir / "tiktoken.model", "old");  // which is read, and written as tokenizer.json
+  EXPECT_EQ(model_files(dir.path()).back(), "tokenizer_config.json");
+  EXPECT_EQ(model_files(dir.path()).size(), 6u);
+  save(dir.path(), 2, 1 << 30);
+  EXPECT_EQ(model_files(dir.path()).size(), 5u);
 }
 
 }  // namespace

@@ -103,5 +103,14 @@ TEST(ChatTemplate, EndsByRole) {
   EXPECT_NE(error_of([&] { written(kText, {{"tool", "x"}}); }).find("no role tool"), std::string::npos);
 }
 
+// Templates of Hunyuan-A13B and of Kimi-K2 change a list or a dict in a branch that few conversations take.
+TEST(ChatTemplate, AChangeOfAnObjectIsAnErrorWhenItIsReached) {
+  constexpr std::string_view kText =
+      "{% set seen = [] %}{% for m in messages %}{% if m.role == 'tool' %}{% set _ = "
+      "seen.append(1) %}{% endif %}{{ m.content }}{% endfor %}";
+  EXPECT_EQ(written(kText, {{"user", "a"}, {"assistant", "b"}}), "ab");
+  EXPECT_NE(error_of([&] { written(kText, {{"tool", "a"}}); }).find("append: changes its object"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace dsmoe

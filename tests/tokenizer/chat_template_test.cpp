@@ -156,6 +156,11 @@ TEST(ChatTemplate, LoopsAndScopes) {
       "Who are you?|Sure?");
   EXPECT_EQ(render("{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k ~ v }}{% endfor %}"), "a1b2");
   EXPECT_EQ(render("{% for x in [] %}{{ x }}{% else %}none{% endfor %}"), "none");
+  EXPECT_EQ(
+      render("{% for i in range(2, -3, -2) %}{{ i }} {% endfor %}{{ range(1, 9, 3)|join(' ') }}{{ range(1, 9, -1)|join }}"
+             "{{ range(9223372036854775806, 9223372036854775807, 9223372036854775807)|length }}"),
+      "2 0 -2 1 4 71");
+  EXPECT_EQ(render("{% set x = 1 %}{% for i in [] %}{% else %}{% set x = 2 %}{{ x }}{% endfor %}{{ x }}"), "21");
   // What is set in a loop ends with the round; a namespace is what carries it out.
   EXPECT_EQ(render("{% set x = 'old' %}{% for i in range(2) %}{{ x }}{% set x = 'new' %}{{ x }}{% endfor %}{{ x }}"),
             "oldnewoldnewold");
@@ -216,10 +221,27 @@ TEST(ChatTemplate, RefusesWithNameAndPlace) {
 }
 
 TEST(ChatTemplate, WhatCannotBeEvaluatedIsAnError) {
-  for (const char* expression :
-       {"'a' + 1", "nothing.x", "nothing['x']", "nothing.strip()", "messages", "messages[0]", "1 < 'a'", "'a' in 1",
-        "1 // 0", "9223372036854775807 + 1", "-9223372036854775807 - 2", "'é'|upper", "'a'.split('')", "none.strip()",
-        "trim()", "'a'.replace('a')", "range(1, 2, 3)", "[namespace()]"})
+  for (const char* expression : {"'a' + 1",
+                                 "nothing.x",
+                                 "nothing['x']",
+                                 "nothing.strip()",
+                                 "messages",
+                                 "messages[0]",
+                                 "1 < 'a'",
+                                 "'a' in 1",
+                                 "1 // 0",
+                                 "9223372036854775807 + 1",
+                                 "-9223372036854775807 - 2",
+                                 "'é'|upper",
+                                 "'a'.split('')",
+                                 "none.strip()",
+                                 "trim()",
+                                 "'a'.replace('a')",
+                                 "range(1, 2, 0)",
+                                 "range(1, 2, 3, 4)",
+                                 "[namespace()]",
+                                 "messages.append(1)",
+                                 "{'a': 1}.update({'b': 2})"})
     EXPECT_TRUE(throws_error([&] { render(std::string("{{ ") + expression + " }}"); }, {"chat template"})) << expression;
 }
 

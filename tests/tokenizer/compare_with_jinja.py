@@ -91,7 +91,7 @@ class Maker:
 
     def items(self, depth=2):
         if depth <= 0 or self.rng.random() < 0.4:
-            return self.pick("messages", "messages[1:]", "messages[:-1]", "['a', 'b', 1]", "[]", "('a', 'b')", "range(3)", "range(1, 4)",
+            return self.pick("messages", "messages[1:]", "messages[:-1]", "['a', 'b', 1]", "[]", "('a', 'b')", "range(3)", "range(1, 4)", "range(4, -1, -2)",
                              "messages[::-1]", "('a',)", "[loop.index0, 'z',]")
         return self.pick(f"({self.text(depth - 1)}).split({self.pick('', repr('a'), repr(' '), repr('a') + ', 1', 'none')})",
                          f"{self.items(depth - 1)} + {self.items(depth - 1)}", f"({self.items(depth - 1)})[{self.pick('0:1', '1:', ':-1', ':')}]",

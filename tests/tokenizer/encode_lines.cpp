@@ -1,7 +1,8 @@
-// For compare_with_hf.py: reads one JSON value per line from stdin and answers each with one line of JSON.
+// For compare_with_hf.py and compare_with_tiktoken.py: reads one JSON value per line from stdin and answers each with one
+// line of JSON.
 //   "text"     -> the ids
 //   [1, 2, 3]  -> the text
-// Usage: tokenizer_encode_lines FOLDER [--no-special]
+// Usage: tokenizer_encode_lines FOLDER [--no-special], or FOLDER --save OUT, which writes the tokenizer's files
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,9 +11,10 @@
 #include "dsmoe/tokenizer.h"
 
 int main(int argc, char** argv) {
-  if (argc < 2) return std::cerr << "usage: tokenizer_encode_lines FOLDER [--no-special]\n", 2;
+  if (argc < 2) return std::cerr << "usage: tokenizer_encode_lines FOLDER [--no-special | --save OUT]\n", 2;
   try {
     const auto tokenizer = dsmoe::Tokenizer::load(argv[1]);
+    if (argc == 4) return tokenizer.save(argv[3]), 0;
     dsmoe::EncodeOptions options;
     options.add_bos = options.add_eos = false;
     options.parse_special = argc < 3;

@@ -74,9 +74,12 @@ TEST(PreTokenizer, RefusesByName) {
 }
 
 TEST(PreTokenizer, KnownNames) {
-  for (const char* name : {"deepseek-llm", "deepseek-coder", "deepseek-v3", "llama-bpe", "gpt-2", "gigachat"})
+  for (const char* name :
+       {"deepseek-llm", "deepseek-coder", "deepseek-v3", "llama-bpe", "qwen2", "kimi-k2", "gpt-4o", "gpt-2", "gigachat"})
     EXPECT_FALSE(read_pre_tokenizer(json::parse(pre_tokenizer_json(name))).empty()) << name;
   EXPECT_THROW(pre_tokenizer_json("qwen7"), Error);
+  for (const char* name : {"deepseek-llm", "qwen2", "kimi-k2", "gpt-4o", "gpt-2"})
+    EXPECT_EQ(pre_tokenizer_name(pre_tokenizer_json(name)), name);
 }
 
 }  // namespace

@@ -38,6 +38,18 @@ TEST(Regex, MeansWhatOnigurumaMeans) {
   EXPECT_EQ(matches(Regex(R"(.)"), "a\n\r"), (Words{"a", "\r"}));
 }
 
+// As Kimi-K2's pattern has it: letters but for those of one script.
+TEST(Regex, ClassesWithoutAnother) {
+  const Regex letters(R"([\p{Lu}\p{Lo}\p{M}&&[^\p{Han}x-z]]+)");
+  EXPECT_EQ(matches(letters, "aBあ\u0301中カ々"), (Words{"Bあ\u0301", "カ"}))
+      << "々 is Han, and a letter of another category";
+  EXPECT_EQ(matches(Regex(R"([\p{L}&&[^\p{Lu}\s]]|[\p{C}\p{Nd}&&[^0-4]])"), "aB \u01C5中3_5\u0378"),
+            (Words{"a", "\u01C5", "中", "5", "\u0378"}));
+  std::string run;  // as one class it needs no memory for each character
+  for (int i = 0; i < 1'000'000; ++i) run += "あ";
+  EXPECT_EQ(matches(letters, run + "中").size(), 1u);
+}
+
 TEST(Regex, EmptyMatchesDoNotFollowAMatch) {
   EXPECT_EQ(matches(Regex("x*"), "axb"), (Words{"", "x", ""}));
   EXPECT_EQ(matches(Regex(""), "\u00E9b"), (Words{"", "", ""}));
@@ -51,6 +63,15 @@ TEST(Regex, LiteralIsNotAPattern) {
 TEST(Regex, RefusesWhatDiffersByName) {
   const std::vector<std::pair<std::string, std::string>> cases = {{"[a[b]]", "a class in a class"},
                                                                   {"[a&&b]", "&& in a class"},
+                                                                  {"[a&&[^b]]", "&& in a class"},
+                                                                  {R"([\p{L}a&&[^b]])", "&& in a class"},
+                                                                  {R"([^\p{L}&&[^b]])", "&& in a class"},
+                                                                  {R"([\p{L}&&[b]])", "&& in a class"},
+                                                                  {R"([\p{L}&&[^b]c])", "&& in a class"},
+                                                                  {R"([\p{L}&&[^]]])", "&& in a class"},
+                                                                  {R"([\p{L}&&[^b&&c]])", "&& in a class"},
+                                                                  {R"([\p{Greek}&&[^b]])", "&& in a class"},
+                                                                  {R"([\p{L}&&[^[b]]])", "a class in a class"},
                                                                   {"[[:alpha:]]", "a POSIX class"},
                                                                   {"(?m:a)", "(?m"},
                                                                   {"(?<n>a)", "(?<"},
