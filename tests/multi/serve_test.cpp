@@ -11,18 +11,11 @@
 namespace dsmoe {
 namespace {
 
+using testing::port_of;
 using testing::Ranks;
 using testing::RanksResult;
 using testing::run_program;
 using testing::TempFolder;
-
-std::uint16_t port_of(const Ranks& ranks) {
-  const std::string line = "listening at http://127.0.0.1:";
-  const auto listens = [&] { return ranks.text_of("out").find(line) != std::string::npos; };
-  if (!ranks.wait_until(listens)) return 0;
-  const std::string out = ranks.text_of("out");
-  return static_cast<std::uint16_t>(std::stoi(out.substr(out.find(line) + line.size())));
-}
 
 // Some at once, of which three begin with the same page and a half: pages are shared, and one is copied.
 std::vector<nlohmann::json> answers_of(std::uint16_t port) {
