@@ -92,6 +92,16 @@ void add_plan(CLI::App& program) {
   command->add_option("--efficiency", o->efficiency, "With --device: share of the peak that one card by itself reaches")
       ->capture_default_str()
       ->needs(device);
+  auto* most = command
+                   ->add_option("--expert-load-max", o->expert_load_max,
+                                "With --device: how many times its even share the busiest expert of a layer has, as in a "
+                                "run's log (default: 2)")
+                   ->needs(device);
+  command
+      ->add_option("--expert-loads", o->expert_loads,
+                   "With --device: the experts' loads as dsmoe inspect --json has counted them, from this file")
+      ->needs(device)
+      ->excludes(most);
   command->add_flag("--json", o->json, "Print as JSON");
   experts->needs(active);
   active->needs(experts);

@@ -31,6 +31,10 @@ struct PlanRequest {
   // that a rank sends to others, and the share of the card's peak that one rank by itself reaches. "": not asked for.
   std::string card;
   double link = 0, efficiency = 1;
+  // How unevenly experts are used, which all wait for: how many times its even share the busiest expert of a layer has
+  // (0: twice), or the JSON file of an inspection that has counted it for each.
+  double expert_load_max = 0;
+  std::string expert_loads;
 };
 
 // As JSON, with the keys of `dsmoe plan --json`. Numbers of combinations are strings: they do not fit a JSON number.

@@ -4,6 +4,7 @@
 
 #include "api/plan_report.h"
 #include "core/fail.h"
+#include "study/report.h"
 
 namespace dsmoe {
 
@@ -72,6 +73,9 @@ PlanResult make_plan(const PlanRequest& request) {
     require(request.batch > 0, "the time of a step needs a batch-size, of all ranks together");
     plan.cluster = {train::card_named(request.card), request.link, request.efficiency};
     require(plan.scope == PlanScope::kModel, "the time of a step needs a whole model");
+    plan.loads.busiest_expert = request.expert_load_max;
+    if (!request.expert_loads.empty()) plan.loads.counted = study::read_expert_loads(request.expert_loads);
+    plan.loads.check(plan.config);
     static_cast<void>(train::step_time(plan.config, step_options(plan), plan.layout, *plan.cluster));  // or an Error
   }
   require(request.ranks == 1 || plan.scope == PlanScope::kModel, "ranks needs a whole model");

@@ -71,18 +71,20 @@ Json time_json(const train::StepTime& t, double at_peak) {
           {"gradients", t.gradients},
           {"hidden", t.hidden},
           {"hidden_gradients", t.hidden_gradients},
+          {"busiest_rank", t.busiest_rank},
+          {"uneven", t.uneven},
           {"total", t.total()},
           {"share_of_peak", at_peak / t.total()}};
 }
 
 Json cluster_json(const PlanResult& plan) {
   const train::TrainOptions o = step_options(plan);
-  const train::StepTime time = train::step_time(plan.config, o, plan.layout, *plan.cluster);
+  const train::StepTime time = train::step_time(plan.config, o, plan.layout, *plan.cluster, plan.loads);
   const double at_peak = time.compute * plan.cluster->efficiency;
   Json out = {{"card", plan.cluster->card.name}, {"link", plan.cluster->link}, {"efficiency", plan.cluster->efficiency}};
   out["step_seconds"] = time_json(time, at_peak);
   out["best_layout"] = nullptr;
-  if (const auto best = train::best_layout(plan.config, o, plan.layout.ranks, *plan.cluster))
+  if (const auto best = train::best_layout(plan.config, o, plan.layout.ranks, *plan.cluster, plan.loads))
     out["best_layout"] = {{"expert_parallel", best->layout.expert_parallel},
                           {"zero", best->layout.zero},
                           {"recompute", best->recompute != train::Recompute::kNone},

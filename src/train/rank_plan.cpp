@@ -91,6 +91,16 @@ RowsToOthers rows_to_others(const MoeConfig& moe, const RankLayout& layout) {
   return {from * (group - 1) / group * (1 - none), k * (group - 1) / group};
 }
 
+double bytes_of_token(const MoeConfig& moe, DType dtype, const RankLayout& layout) {
+  if (layout.expert_parallel == 1) return 0;
+  const auto element = static_cast<double>(size_of(dtype)), width = static_cast<double>(moe.hidden_size);
+  const auto [ranks, rows] = rows_to_others(moe, layout);
+  const double there = 2 * ranks * width * element + rows * sizeof(TravellingRow);  // x and dy
+  const double number = layout.device == Device::kCuda && !layout.partial_sums ? element : 4;
+  const double back = 2 * (layout.partial_sums ? ranks : rows) * width * number + rows * 4;  // sums, dx; of the weights
+  return there + back;
+}
+
 RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayout& layout, Index tokens) {
   layout.check(config);
   const ModelSpec spec = spec_of(config);
@@ -104,18 +114,11 @@ RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayou
   };
   summed(trained.everywhere, layout.ranks);
   summed(trained.spread, layout.ranks / layout.expert_parallel);
-  if (layout.expert_parallel == 1) return t;
 
   const double mine = static_cast<double>(tokens) / static_cast<double>(layout.ranks);
   for (const LayerSpec& layer : spec.layers) {
-    const auto* const moe = std::get_if<MoeConfig>(&layer.feed_forward);
-    if (moe == nullptr) continue;
-    const auto [ranks, rows] = rows_to_others(*moe, layout);
-    const double width = static_cast<double>(spec.width);
-    const double there = 2 * ranks * width * element + rows * sizeof(TravellingRow);  // x and dy
-    const double number = layout.device == Device::kCuda && !layout.partial_sums ? element : 4;
-    const double back = 2 * (layout.partial_sums ? ranks : rows) * width * number + rows * 4;  // sums, dx; of the weights
-    t.tokens += mine * (there + back);
+    if (const auto* const moe = std::get_if<MoeConfig>(&layer.feed_forward))
+      t.tokens += mine * bytes_of_token(*moe, dtype, layout);
   }
   return t;
 }

@@ -32,6 +32,8 @@ struct RankTraffic {
   double total() const { return gradients + tokens; }
 };
 RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayout& layout, Index tokens);
+// Of them, what one token causes in one layer.
+double bytes_of_token(const MoeConfig& moe, DType dtype, const RankLayout& layout);
 
 // Of one token, on average: how many other ranks it goes to, and how many of its rows come from there.
 struct RowsToOthers {
