@@ -99,9 +99,10 @@ std::string assumed_loads(const PlanResult& plan) {
 std::string cluster_text(const PlanResult& plan) {
   const train::Cluster& c = *plan.cluster;
   const train::TrainOptions o = step_options(plan);
-  const auto best = train::best_layout(plan.config, o, plan.layout.ranks, c, plan.loads);
-  Table table({fmt::format("A step on {} x {} at best, bf16, {:.3g} GB/s between them", plan.layout.ranks, c.card.name,
-                           c.link * 1e-9),
+  const auto best = train::best_layout(plan.config, o, plan.layout.ranks, c, plan.loads, plan.layout.per_machine);
+  const std::string inside = c.inside > 0 ? fmt::format("{:.3g} GB/s in a machine and ", c.inside * 1e-9) : "";
+  Table table({fmt::format("A step on {} x {} at best, bf16, {}{:.3g} GB/s between them", plan.layout.ranks, c.card.name,
+                           inside, c.link * 1e-9),
                "this layout", best ? "the best one" : ""});
   const train::StepTime here = train::step_time(plan.config, o, plan.layout, c, plan.loads);
   const double at_peak = here.compute * c.efficiency;
@@ -151,6 +152,9 @@ std::string ranks_text(const PlanResult& plan) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const train::RankTraffic t = train::rank_traffic(plan.config, dtype, l, plan.batch * plan.context);
     traffic.row({to_string(dtype), human_bytes(t.gradients), human_bytes(t.tokens), human_bytes(t.total())});
+    if (l.per_machine > 0)
+      traffic.row({"  to other machines", human_bytes(t.gradients_between), human_bytes(t.tokens_between),
+                   human_bytes(t.gradients_between + t.tokens_between)});
   }
   const std::string text = memory.str() + "\n" + traffic.str() + "  With tokens that choose experts at random.\n";
   return plan.cluster ? text + "\n" + cluster_text(plan) : text;

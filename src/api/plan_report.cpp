@@ -84,7 +84,8 @@ Json cluster_json(const PlanResult& plan) {
   Json out = {{"card", plan.cluster->card.name}, {"link", plan.cluster->link}, {"efficiency", plan.cluster->efficiency}};
   out["step_seconds"] = time_json(time, at_peak);
   out["best_layout"] = nullptr;
-  if (const auto best = train::best_layout(plan.config, o, plan.layout.ranks, *plan.cluster, plan.loads))
+  if (const auto best =
+          train::best_layout(plan.config, o, plan.layout.ranks, *plan.cluster, plan.loads, plan.layout.per_machine))
     out["best_layout"] = {{"expert_parallel", best->layout.expert_parallel},
                           {"zero", best->layout.zero},
                           {"recompute", best->recompute != train::Recompute::kNone},
@@ -107,6 +108,8 @@ Json ranks_json(const PlanResult& plan) {
     if (plan.batch == 0) continue;
     const train::RankTraffic t = train::rank_traffic(plan.config, dtype, l, plan.batch * plan.context);
     entry["bytes_sent_per_step"] = {{"gradients", t.gradients}, {"tokens", t.tokens}, {"total", t.total()}};
+    if (l.per_machine > 0)
+      entry["bytes_sent_per_step"]["between_machines"] = {{"gradients", t.gradients_between}, {"tokens", t.tokens_between}};
   }
   if (plan.cluster) out["on_cards"] = cluster_json(plan);
   return out;

@@ -34,6 +34,14 @@ double expert_flops(const MoeConfig& moe, Index experts) {
 struct HiddenTokens {
   double forward = 0, backward = 0;
 };
+
+// Bytes per second of what goes to other machines to such a share: the slower of the two ways decides.
+double both_ways(const Cluster& cluster, double between, double all) {
+  const double share = all > 0 ? between / all : 0;
+  const double inside = cluster.inside > 0 ? cluster.inside : cluster.link;
+  return 1 / std::max(share / cluster.link, (1 - share) / inside);
+}
+
 HiddenTokens hidden_tokens(const ModelConfig& config, DType dtype, const RankLayout& layout, double tokens, double flops,
                            double link) {
   HiddenTokens hidden;
@@ -113,19 +121,21 @@ StepTime step_time(const ModelConfig& config, const TrainOptions& o, const RankL
   StepTime t;
   const double again = o.recompute == Recompute::kBlock ? 4.0 / 3 : 1;
   t.compute = tokens * static_cast<double>(training_flops(config, o.seq_len)) / flops * again;
-  t.tokens = traffic.tokens / cluster.link;
-  t.gradients = traffic.gradients / cluster.link;
-  if (layout.expert_parallel > 1) add_uneven(config, o.dtype, here, loads, tokens, flops / again, cluster.link, t);
+  const double tokens_link = both_ways(cluster, traffic.tokens_between, traffic.tokens);
+  const double sums_link = both_ways(cluster, traffic.gradients_between, traffic.gradients);
+  t.tokens = traffic.tokens / tokens_link;
+  t.gradients = traffic.gradients / sums_link;
+  if (layout.expert_parallel > 1) add_uneven(config, o.dtype, here, loads, tokens, flops / again, tokens_link, t);
   if (!cluster.card.gpu) return t;
   HiddenTokens hidden;
-  if (layout.expert_parallel > 1) hidden = hidden_tokens(config, o.dtype, layout, tokens, flops, cluster.link);
+  if (layout.expert_parallel > 1) hidden = hidden_tokens(config, o.dtype, layout, tokens, flops, tokens_link);
   t.hidden = hidden.forward + hidden.backward;
-  if (layout.overlap) t.hidden_gradients = hidden_sums(spec_of(config), o.dtype, layout, t, hidden.backward, cluster.link);
+  if (layout.overlap) t.hidden_gradients = hidden_sums(spec_of(config), o.dtype, layout, t, hidden.backward, sums_link);
   return t;
 }
 
 std::optional<BestLayout> best_layout(const ModelConfig& config, const TrainOptions& options, Index ranks,
-                                      const Cluster& cluster, const ExpertLoads& loads) {
+                                      const Cluster& cluster, const ExpertLoads& loads, Index per_machine) {
   std::optional<BestLayout> best;
   for (const Recompute recompute : {Recompute::kNone, Recompute::kBlock}) {
     for (Index group = 1; group <= std::min(ranks, std::max<Index>(config.routed_experts(), 1)); ++group) {
@@ -133,7 +143,7 @@ std::optional<BestLayout> best_layout(const ModelConfig& config, const TrainOpti
       for (const Index zero : {0, 1, 2}) {
         TrainOptions o = options;
         o.recompute = recompute;
-        const RankLayout layout{ranks, group, zero};
+        const RankLayout layout{.ranks = ranks, .expert_parallel = group, .zero = zero, .per_machine = per_machine};
         const std::size_t memory = gpu_training_bytes(config, o, layout);
         if (static_cast<double>(memory) > cluster.card.memory) continue;
         const StepTime time = step_time(config, o, layout, cluster, loads);

@@ -24,8 +24,9 @@ Card card_named(const std::string& name);  // throws with the names there are
 
 struct Cluster {
   Card card;
-  double link = 0;        // bytes per second that a rank sends to others
+  double link = 0;        // bytes per second that a rank sends to others, or to those on other machines
   double efficiency = 1;  // share of the card's peak that one rank by itself reaches
+  double inside = 0;      // bytes per second that it sends to those of its machine, at the same time; 0: as to all
 };
 
 // Seconds of a step of one pass.
@@ -48,9 +49,9 @@ struct BestLayout {
   std::size_t memory = 0;
   StepTime time;
 };
-// The fastest one whose memory a card has, of so many ranks; of equals the one with the smallest groups. Blocks are
-// computed again only where nothing fits without.
+// The fastest one whose memory a card has, of so many ranks, `per_machine` of them on a machine; of equals the one with the
+// smallest groups. Blocks are computed again only where nothing fits without.
 std::optional<BestLayout> best_layout(const ModelConfig& config, const TrainOptions& options, Index ranks,
-                                      const Cluster& cluster, const ExpertLoads& loads = {});
+                                      const Cluster& cluster, const ExpertLoads& loads = {}, Index per_machine = 0);
 
 }  // namespace dsmoe::train

@@ -73,6 +73,17 @@ TEST(PlanCommand, ManyRanks) {
   EXPECT_LE(on_cards["best_layout"]["memory"], 141e9);
   EXPECT_GT(on_cards["step_seconds"]["busiest_rank"], 1.05);
   EXPECT_GT(on_cards["step_seconds"]["uneven"], 0);
+  std::vector<std::string> machines = with_json;
+  for (const char* w : {"--ranks-per-machine", "8", "--link-inside", "450GB/s"}) machines.push_back(w);
+  const auto by_machines = run_program(machines).json()["training_by_ranks"];
+  EXPECT_EQ(by_machines["bf16"]["bytes_sent_per_step"]["between_machines"]["tokens"], 0);
+  EXPECT_LT(by_machines["on_cards"]["step_seconds"]["tokens"], on_cards["step_seconds"]["tokens"].get<double>() / 8.9);
+  machines.erase(machines.begin() + static_cast<std::ptrdiff_t>(words.size()));
+  const ProgramResult both = run_program(machines);
+  EXPECT_TRUE(both.out_has("to other machines") && both.out_has("450 GB/s in a machine and 50 GB/s between them"))
+      << both.out;
+  EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "--ranks", "4", "--ranks-per-machine", "3"}), 1,
+                    {"ranks-per-machine is 3, but there are 4 ranks"}));
   with_json.erase(with_json.begin() + static_cast<std::ptrdiff_t>(words.size()));  // as text
   const ProgramResult table = run_program(with_json);
   EXPECT_TRUE(table.out_has("With twice its even share for the busiest expert of a layer")) << table.out;

@@ -57,6 +57,27 @@ TEST(TrainRankTime, HidesNoMoreThanTheSharedExpertsTake) {
   EXPECT_GT(t.hidden, t.tokens / 10);
 }
 
+// What stays in a machine has a link of its own, and both are used at the same time.
+TEST(TrainRankTime, TwoKindsOfLinks) {
+  const ModelConfig config = ModelConfig::preset("deepseek-moe-16b");
+  const TrainOptions o = options(64, 4096);
+  RankLayout layout{16, 8, 1};
+  const StepTime one = step_time(config, o, layout, kCluster);
+  layout.per_machine = 8;
+  Cluster cluster = kCluster;
+  EXPECT_GT(one.total(), step_time(config, o, layout, cluster).total());  // two links of the same speed
+  cluster.inside = 900e9;
+  const StepTime t = step_time(config, o, layout, cluster);
+  EXPECT_NEAR(t.tokens, one.tokens * 50 / 900, 1e-9);  // a group of experts is a machine
+  layout.device = Device::kCuda;
+  const RankTraffic traffic = rank_traffic(config, o.dtype, layout, 64 * 4096);
+  EXPECT_EQ(traffic.tokens_between, 0);
+  EXPECT_NEAR(t.gradients, traffic.gradients_between / 50e9, 1e-9);
+  const auto best = best_layout(config, o, 16, cluster, {}, 8);
+  ASSERT_TRUE(best);
+  EXPECT_EQ(best->layout.per_machine, 8);
+}
+
 // All wait in each layer for the rank that has the most to do: for its products, and for the tokens that it gets.
 TEST(TrainRankTime, TheBusiestRankDecides) {
   const ModelConfig config = ModelConfig::preset("deepseek-moe-16b");
