@@ -176,7 +176,7 @@ multi() {
     note="skipped: there is no mpirun"
     return $status
   fi
-  [[ $status -eq 0 ]] && tests mpi multi
+  [[ $status -eq 0 ]] && tests mpi multi && tests mpi multi_slow
 }
 
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)

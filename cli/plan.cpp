@@ -17,7 +17,7 @@ struct PlanFlags : PlanRequest {
 };
 
 // "50GB/s", or a number of bytes.
-double bytes_per_second(const std::string& text) {
+double bytes_per_second(const char* flag, const std::string& text) {
   std::size_t end = 0;
   double number = 0;
   try {
@@ -26,7 +26,7 @@ double bytes_per_second(const std::string& text) {
   }
   const std::string unit = text.substr(end);
   const double scale = unit == "GB/s" ? 1e9 : unit == "MB/s" ? 1e6 : unit == "TB/s" ? 1e12 : unit.empty() ? 1 : 0;
-  if (end == 0 || scale == 0 || !(number > 0)) throw UsageError("--link is a speed, for example 50GB/s");
+  if (end == 0 || scale == 0 || !(number > 0)) throw UsageError(fmt::format("{} is a speed, for example 50GB/s", flag));
   return number * scale;
 }
 
@@ -77,6 +77,8 @@ void add_plan(CLI::App& program) {
       ->needs(ranks);
   command->add_option("--zero", o->zero, "With --ranks: the stage of ZeRO, 1 or 2")->check(CLI::Range(0, 2))->needs(ranks);
   command->add_flag("--partial-sums", o->partial_sums, "With --expert-parallel: one sum per rank comes back")->needs(ranks);
+  auto* per_machine =
+      size("--ranks-per-machine", o->ranks_per_machine, "With --ranks: adds what goes to other machines")->needs(ranks);
   auto* device =
       command
           ->add_option("--device", o->card,
@@ -85,13 +87,29 @@ void add_plan(CLI::App& program) {
           ->needs(ranks);
   command
       ->add_option_function<std::string>(
-          "--link", [o](const std::string& text) { o->link = bytes_per_second(text); },
+          "--link", [o](const std::string& text) { o->link = bytes_per_second("--link", text); },
           "With --device: what a rank sends to others in a second, for example 50GB/s")
       ->needs(device);
   device->needs("--link");
+  command
+      ->add_option_function<std::string>(
+          "--link-inside", [o](const std::string& text) { o->link_inside = bytes_per_second("--link-inside", text); },
+          "With --device: the same to ranks of its own machine, where --link is to those of others")
+      ->needs(device)
+      ->needs(per_machine);
   command->add_option("--efficiency", o->efficiency, "With --device: share of the peak that one card by itself reaches")
       ->capture_default_str()
       ->needs(device);
+  auto* most = command
+                   ->add_option("--expert-load-max", o->expert_load_max,
+                                "With --device: how many times its even share the busiest expert of a layer has, as in a "
+                                "run's log (default: 2)")
+                   ->needs(device);
+  command
+      ->add_option("--expert-loads", o->expert_loads,
+                   "With --device: the experts' loads as dsmoe inspect --json has counted them, from this file")
+      ->needs(device)
+      ->excludes(most);
   command->add_flag("--json", o->json, "Print as JSON");
   experts->needs(active);
   active->needs(experts);

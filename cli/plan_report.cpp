@@ -88,14 +88,23 @@ std::string memory_text(const PlanResult& plan) {
 
 std::string seconds(double s) { return s < 0.1 ? fmt::format("{:.2f} ms", 1e3 * s) : fmt::format("{:.3f} s", s); }
 
+std::string assumed_loads(const PlanResult& plan) {
+  if (plan.config.moe_layers() == 0) return "";
+  if (!plan.loads.counted.empty()) return "  With experts as busy as they were counted.\n";
+  return fmt::format(
+      "  With {} its even share for the busiest expert of a layer; --expert-load-max or --expert-loads say better.\n",
+      plan.loads.busiest_expert > 0 ? fmt::format("{:.3g} times", plan.loads.busiest_expert) : "twice");
+}
+
 std::string cluster_text(const PlanResult& plan) {
   const train::Cluster& c = *plan.cluster;
   const train::TrainOptions o = step_options(plan);
-  const auto best = train::best_layout(plan.config, o, plan.layout.ranks, c);
-  Table table({fmt::format("A step on {} x {} at best, bf16, {:.3g} GB/s between them", plan.layout.ranks, c.card.name,
-                           c.link * 1e-9),
+  const auto best = train::best_layout(plan.config, o, plan.layout.ranks, c, plan.loads, plan.layout.per_machine);
+  const std::string inside = c.inside > 0 ? fmt::format("{:.3g} GB/s in a machine and ", c.inside * 1e-9) : "";
+  Table table({fmt::format("A step on {} x {} at best, bf16, {}{:.3g} GB/s between them", plan.layout.ranks, c.card.name,
+                           inside, c.link * 1e-9),
                "this layout", best ? "the best one" : ""});
-  const train::StepTime here = train::step_time(plan.config, o, plan.layout, c);
+  const train::StepTime here = train::step_time(plan.config, o, plan.layout, c, plan.loads);
   const double at_peak = here.compute * c.efficiency;
   const auto row = [&](const char* name, auto&& cell) {
     table.row({name, cell(here), best ? cell(best->time) : std::string()});
@@ -105,6 +114,10 @@ std::string cluster_text(const PlanResult& plan) {
   row("  of that under the shared experts", [](const train::StepTime& t) { return seconds(t.hidden); });
   row("sums of gradients", [](const train::StepTime& t) { return seconds(t.gradients); });
   row("  of that under backward", [](const train::StepTime& t) { return seconds(t.hidden_gradients); });
+  row("step, if experts were used alike", [](const train::StepTime& t) { return seconds(t.total() - t.uneven); });
+  row("busiest rank of a layer, times its even share",
+      [](const train::StepTime& t) { return fmt::format("{:.2f}", t.busiest_rank); });
+  row("waiting for it", [](const train::StepTime& t) { return seconds(t.uneven); });
   row("step", [](const train::StepTime& t) { return seconds(t.total()); });
   row("share of the cards' peak",
       [&](const train::StepTime& t) { return fmt::format("{:.1f}%", 100 * at_peak / t.total()); });
@@ -117,9 +130,9 @@ std::string cluster_text(const PlanResult& plan) {
     return fmt::format("experts over {}, ZeRO {}{}", l.expert_parallel, l.zero,
                        recompute != train::Recompute::kNone ? ", recompute" : "");
   };
-  if (!best) return table.str() + "  No layout of so many ranks fits these cards; use more of them or a smaller batch.\n";
-  return table.str() +
-         fmt::format("  The best one of {} ranks: {}.\n", plan.layout.ranks, name(best->layout, best->recompute));
+  const std::string text = table.str() + assumed_loads(plan);
+  if (!best) return text + "  No layout of so many ranks fits these cards; use more of them or a smaller batch.\n";
+  return text + fmt::format("  The best one of {} ranks: {}.\n", plan.layout.ranks, name(best->layout, best->recompute));
 }
 
 std::string ranks_text(const PlanResult& plan) {
@@ -139,6 +152,9 @@ std::string ranks_text(const PlanResult& plan) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const train::RankTraffic t = train::rank_traffic(plan.config, dtype, l, plan.batch * plan.context);
     traffic.row({to_string(dtype), human_bytes(t.gradients), human_bytes(t.tokens), human_bytes(t.total())});
+    if (l.per_machine > 0)
+      traffic.row({"  to other machines", human_bytes(t.gradients_between), human_bytes(t.tokens_between),
+                   human_bytes(t.gradients_between + t.tokens_between)});
   }
   const std::string text = memory.str() + "\n" + traffic.str() + "  With tokens that choose experts at random.\n";
   return plan.cluster ? text + "\n" + cluster_text(plan) : text;

@@ -36,8 +36,8 @@ struct ModelOptions {
   std::optional<Index> cache_tokens;
   std::optional<KvType> kv_type;
   // Under mpirun: the routed experts are spread over the ranks, each of which reads those it has. All ranks must then make
-  // the same calls with the same tokens; the results have the bits of one process. CPU only. A rank on which a call throws
-  // must end the job (MPI_Abort): the others wait for it.
+  // the same calls with the same tokens; the results have the bits of one process. A rank on which a call throws must end
+  // the job (MPI_Abort): the others wait for it.
   bool spread_experts = false;
   std::function<void(std::uint64_t done, std::uint64_t total)> progress;  // bytes read into memory, or copied to a GPU
 

@@ -27,10 +27,17 @@ struct PlanRequest {
   // whether one sum per rank comes back instead of all rows.
   Index ranks = 1, expert_parallel = 1, zero = 0;
   bool partial_sums = false;
+  // Ranks of a machine, of which the first ones are a group of experts: what they send is inside it. 0: all of them.
+  Index ranks_per_machine = 0;
   // And how long a step takes at best, in bf16, and with which layout: the card of each rank ("h100"), bytes per second
   // that a rank sends to others, and the share of the card's peak that one rank by itself reaches. "": not asked for.
   std::string card;
   double link = 0, efficiency = 1;
+  double link_inside = 0;  // bytes per second to ranks of the same machine, where `link` is that to others; 0: the same
+  // How unevenly experts are used, which all wait for: how many times its even share the busiest expert of a layer has
+  // (0: twice), or the JSON file of an inspection that has counted it for each.
+  double expert_load_max = 0;
+  std::string expert_loads;
 };
 
 // As JSON, with the keys of `dsmoe plan --json`. Numbers of combinations are strings: they do not fit a JSON number.

@@ -4,6 +4,7 @@
 
 #include "api/plan_report.h"
 #include "core/fail.h"
+#include "study/report.h"
 
 namespace dsmoe {
 
@@ -63,6 +64,9 @@ PlanResult make_plan(const PlanRequest& request) {
   PlanResult plan = request.experts ? plan_numbers(request) : plan_model(request);
   plan.batch = request.batch;
   plan.layout = {request.ranks, request.expert_parallel, request.zero, request.partial_sums};
+  plan.layout.per_machine = request.ranks_per_machine;
+  require(request.link_inside >= 0 && (request.link_inside == 0 || request.ranks_per_machine > 0),
+          "link-inside is {}; it is above 0, and needs ranks-per-machine", request.link_inside);
   require(request.ranks >= 1 && request.expert_parallel >= 1 && request.zero >= 0 && request.zero <= 2,
           "ranks and expert-parallel are at least 1, and zero is 0, 1 or 2; got {}, {} and {}", request.ranks,
           request.expert_parallel, request.zero);
@@ -70,8 +74,11 @@ PlanResult make_plan(const PlanRequest& request) {
           "batch-size is {}, but {} ranks share a batch; give each at least one sequence", request.batch, request.ranks);
   if (!request.card.empty()) {
     require(request.batch > 0, "the time of a step needs a batch-size, of all ranks together");
-    plan.cluster = {train::card_named(request.card), request.link, request.efficiency};
+    plan.cluster = {train::card_named(request.card), request.link, request.efficiency, request.link_inside};
     require(plan.scope == PlanScope::kModel, "the time of a step needs a whole model");
+    plan.loads.busiest_expert = request.expert_load_max;
+    if (!request.expert_loads.empty()) plan.loads.counted = study::read_expert_loads(request.expert_loads);
+    plan.loads.check(plan.config);
     static_cast<void>(train::step_time(plan.config, step_options(plan), plan.layout, *plan.cluster));  // or an Error
   }
   require(request.ranks == 1 || plan.scope == PlanScope::kModel, "ranks needs a whole model");

@@ -71,18 +71,21 @@ Json time_json(const train::StepTime& t, double at_peak) {
           {"gradients", t.gradients},
           {"hidden", t.hidden},
           {"hidden_gradients", t.hidden_gradients},
+          {"busiest_rank", t.busiest_rank},
+          {"uneven", t.uneven},
           {"total", t.total()},
           {"share_of_peak", at_peak / t.total()}};
 }
 
 Json cluster_json(const PlanResult& plan) {
   const train::TrainOptions o = step_options(plan);
-  const train::StepTime time = train::step_time(plan.config, o, plan.layout, *plan.cluster);
+  const train::StepTime time = train::step_time(plan.config, o, plan.layout, *plan.cluster, plan.loads);
   const double at_peak = time.compute * plan.cluster->efficiency;
   Json out = {{"card", plan.cluster->card.name}, {"link", plan.cluster->link}, {"efficiency", plan.cluster->efficiency}};
   out["step_seconds"] = time_json(time, at_peak);
   out["best_layout"] = nullptr;
-  if (const auto best = train::best_layout(plan.config, o, plan.layout.ranks, *plan.cluster))
+  if (const auto best =
+          train::best_layout(plan.config, o, plan.layout.ranks, *plan.cluster, plan.loads, plan.layout.per_machine))
     out["best_layout"] = {{"expert_parallel", best->layout.expert_parallel},
                           {"zero", best->layout.zero},
                           {"recompute", best->recompute != train::Recompute::kNone},
@@ -105,6 +108,8 @@ Json ranks_json(const PlanResult& plan) {
     if (plan.batch == 0) continue;
     const train::RankTraffic t = train::rank_traffic(plan.config, dtype, l, plan.batch * plan.context);
     entry["bytes_sent_per_step"] = {{"gradients", t.gradients}, {"tokens", t.tokens}, {"total", t.total()}};
+    if (l.per_machine > 0)
+      entry["bytes_sent_per_step"]["between_machines"] = {{"gradients", t.gradients_between}, {"tokens", t.tokens_between}};
   }
   if (plan.cluster) out["on_cards"] = cluster_json(plan);
   return out;

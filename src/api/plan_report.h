@@ -23,6 +23,7 @@ struct PlanResult {
   Index batch = 0;                           // sequences of a training pass; 0: not asked for
   train::RankLayout layout;                  // of training by many processes
   std::optional<train::Cluster> cluster;     // what they run on, when it was said
+  train::ExpertLoads loads;                  // and how they are used
   std::optional<Segmentation> segmentation;  // none: no MoE layer
 };
 

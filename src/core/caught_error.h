@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <new>
 
 #include "dsmoe/error.h"
 
@@ -13,6 +14,8 @@ inline Error caught_error(ErrorCode other = ErrorCode::kInternal) {
     throw;
   } catch (const Error& e) {
     return e;
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::kIo, "out of memory; try a smaller model, context or batch");
   } catch (const std::exception& e) {
     return Error(other, e.what());
   } catch (...) {

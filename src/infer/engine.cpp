@@ -162,12 +162,16 @@ void Engine::run() {
     } catch (...) {  // no request's own: a callback's, or that of memory between passes
       end_all(End::kError, caught_error());
     }
+    if ((lost_ranks_ = model_.lost_ranks())) {
+      stop();
+      break;
+    }
   }
   try {
     take_messages();
   } catch (...) {  // of the callback of one that was cancelled
   }
-  end_all(End::kCancelled);
+  end_all(lost_ranks_ ? End::kError : End::kCancelled, lost_ranks_);
 }
 
 void Engine::end_all(End reason, const std::optional<Error>& error) {

@@ -51,6 +51,8 @@ class Engine {
   // From one thread, the engine's:
   void run();
   bool step();  // false: there is nothing to do
+  // Why run() returned by itself: the model is spread over ranks, and the others wait for this one, which cannot go on.
+  const std::optional<Error>& lost_ranks() const { return lost_ranks_; }
 
  private:
   using Result = Flight::Result;
@@ -88,7 +90,8 @@ class Engine {
   std::array<Later, 2> laters_;  // as many as there are flights
   std::size_t launched_ = 0;
   std::deque<Flight> flights_;  // one between steps, two within one
-  EngineStats now_;             // the engine's thread's own
+  std::optional<Error> lost_ranks_;
+  EngineStats now_;  // the engine's thread's own
   std::function<void()> on_step_;
 
   mutable std::mutex mutex_;  // of what follows

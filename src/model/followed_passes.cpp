@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "core/caught_error.h"
 #include "core/fail.h"
 #include "model/transformer.h"
 
@@ -48,10 +49,15 @@ ForwardBatch batch_of(Told& told, KvPool& pool) {
 }  // namespace
 
 void PassLeader::tell(const std::vector<Index>& numbers) const {
-  require(!lost_, "a pass failed on the first rank alone, so the ranks do not agree any more; end them and start again");
+  if (lost()) throw *lost();
   std::string text(numbers.size() * sizeof(Index), '\0');
   std::memcpy(text.data(), numbers.data(), text.size());
-  world_->broadcast(std::move(text), 0);
+  try {
+    state_->world->broadcast(std::move(text), 0);
+  } catch (...) {  // some may have heard a part of it
+    lose(caught_error());
+    throw;
+  }
 }
 
 void PassLeader::new_pool(Index tokens, DType dtype) const { tell({kPool, tokens, static_cast<Index>(dtype)}); }

@@ -88,6 +88,8 @@ void Transformer::lead_passes() {
   if (mesh_ && !mesh_->alone()) leader_.emplace(mesh_->world);
 }
 
+std::optional<Error> Transformer::lost_ranks() const { return leader_ ? leader_->lost() : std::nullopt; }
+
 void Transformer::end_passes() {
   if (leader_) leader_->end();
   leader_.reset();
@@ -121,7 +123,8 @@ Tensor Transformer::run(Context& ctx, const ForwardBatch& batch, const PassHooks
   try {
     return run(ctx, Pass(ctx, batch, rope_, hooks, *weights_), saved);
   } catch (...) {
-    if (leader_ && caught_error().code() != ErrorCode::kNumeric) leader_->lose();  // numbers fail on all ranks
+    if (const Error why = caught_error(); leader_ && why.code() != ErrorCode::kNumeric)
+      leader_->lose(why);  // numbers fail on all ranks
     throw;
   }
 }

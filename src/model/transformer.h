@@ -100,6 +100,9 @@ class Transformer {
   // on the others hear of its KV cache and its passes; and of the end. Nothing for a process alone.
   void lead_passes();
   void end_passes();
+  // Why they wait in a pass that failed here alone. Nothing can be run any more: this rank must end, and the others with
+  // it.
+  std::optional<Error> lost_ranks() const;
 
   // Runs a batch through the blocks and returns the residual stream after the last, f32 [T, D]. Sequences of a pool are
   // longer afterwards; when a pass fails, they are as they were. This and all that follow end with ModelWeights::check().

@@ -101,6 +101,8 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   auto [chosen, plan] = ops::gate(ctx, config, x, weights_.gate, weights_.gate_bias, dropped ? 0 : shared, options.training,
                                   options.overrides);
   if (config_.shared_gate && !dropped) ops::weigh_shared(ctx, x, weights_.shared_gate, plan);
+  std::vector<std::int64_t> load;
+  if (options.training && needs_load_of_all(config_, options.others)) load = load_here(ctx, config_, plan);
   const bool keeps = options.training && (options.keep_experts || tokens == 0);
   ops::ExpertActivations kept;
   const Tensor h = ops::experts_gate_up(ctx, experts, plan, x, keeps ? &kept : nullptr);
@@ -108,7 +110,7 @@ MoeForward MoeLayer::forward(Context& ctx, const Tensor& x_in, const MoeForwardO
   out.y = ops::experts_down_combine(ctx, experts, plan, h).reshape(x_in.shape());
   out.routing = {chosen.experts, chosen.weights, chosen.scores};
   if (options.training) {
-    std::optional<ops::BatchLoad> whole = batch_load(ctx, config_, plan, sequence, options.others);
+    std::optional<ops::BatchLoad> whole = batch_load(config_, load, tokens, sequence, options.others);
     out.losses = ops::balance_losses(ctx, config_, chosen, sequence, whole ? &*whole : nullptr);
     out.offset = plan.offset;
     out.saved = std::make_shared<MoeForward::Saved>(MoeForward::Saved{

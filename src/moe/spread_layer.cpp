@@ -24,7 +24,8 @@ struct SpreadMoeLayer::Saved {
   Tensor x;  // [T, D]
   Index sequence_length = 0;
   ops::Chosen chosen;
-  Tensor offset;  // of all experts, over the tokens here
+  Tensor offset;                   // of all experts, over the tokens here
+  std::vector<std::int64_t> load;  // of all experts, by the tokens here; empty: nobody asks
   std::optional<ops::BatchLoad> whole;
   Outgoing out;
   Tensor going;                                      // out.tokens
@@ -135,7 +136,7 @@ SpreadMoeLayer::Forward SpreadMoeLayer::forward(Context& ctx, const Tensor& x, c
   saved->chosen = std::move(gated.chosen), saved->offset = gated.plan.offset;
   const bool on_gpu = ctx.device() == Device::kCuda;
   require(!on_gpu || options.overrides == nullptr, "routing overrides of a spread model are for the CPU");
-  const Tensor sums = !mesh_.same_tokens ? travel(ctx, x, shared, *saved, options.training)
+  const Tensor sums = !mesh_.same_tokens ? travel(ctx, x, shared, *saved, options)
                       : on_gpu           ? rows_of_chosen(ctx, x, shared, saved->chosen)
                                          : rows_of_all(ctx, x, shared, gated.plan);
   Forward forward;
@@ -143,7 +144,7 @@ SpreadMoeLayer::Forward SpreadMoeLayer::forward(Context& ctx, const Tensor& x, c
   const ops::Chosen& chosen = saved->chosen;
   forward.out.routing = {chosen.experts, chosen.weights, chosen.scores};
   if (options.training) {
-    saved->whole = batch_load(ctx, config_, gated.plan, saved->sequence_length, options.others);
+    saved->whole = batch_load(config_, saved->load, x.dim(0), saved->sequence_length, options.others);
     forward.out.losses =
         ops::balance_losses(ctx, config_, chosen, saved->sequence_length, saved->whole ? &*saved->whole : nullptr);
     forward.out.offset = saved->offset;
@@ -154,11 +155,13 @@ SpreadMoeLayer::Forward SpreadMoeLayer::forward(Context& ctx, const Tensor& x, c
 
 // Tokens go to their experts and rows come back, while the shared experts are computed here. Which tokens go where is
 // worked out on this machine, and so travels between the machines.
-Tensor SpreadMoeLayer::travel(Context& ctx, const Tensor& x, const Experts& shared, Saved& s, bool training) const {
+Tensor SpreadMoeLayer::travel(Context& ctx, const Tensor& x, const Experts& shared, Saved& s,
+                              const MoeForwardOptions& options) const {
   Comm& comm = *mesh_.experts;
-  const bool partial = mesh_.partial_sums;
+  const bool partial = mesh_.partial_sums, training = options.training;
   const ops::Chosen here{{}, ctx.fetch(s.chosen.experts), ctx.fetch(s.chosen.weights), {}};
   s.out = outgoing(here, mesh_, config_.routed_experts);
+  if (training && needs_load_of_all(config_, options.others)) s.load = load_here(config_, here.experts);
   s.going = placed(ctx, s.out.tokens), s.place = ctx.place(s.out.place);
   s.home = partial ? TokenRows{ctx.place(s.out.sum_place), {}} : in_order(ctx, s.out.place, here.weights);
   s.tokens_from = comm.all_to_all(s.out.token_count);

@@ -36,7 +36,7 @@ class SpreadMoeLayer {
 
  private:
   Tensor shared_sums(Context& ctx, const Experts& shared, const Tensor& x, Saved* saved) const;
-  Tensor travel(Context& ctx, const Tensor& x, const Experts& shared, Saved& saved, bool training) const;
+  Tensor travel(Context& ctx, const Tensor& x, const Experts& shared, Saved& saved, const MoeForwardOptions& options) const;
   Tensor rows_of_all(Context& ctx, const Tensor& x, const Experts& shared, const ops::Plan& plan) const;
   Tensor rows_of_chosen(Context& ctx, const Tensor& x, const Experts& shared, const ops::Chosen& chosen) const;
   Tensor sum_per_token(Context& ctx, const Saved& saved, const Tensor& weight, const Tensor& rows) const;

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <chrono>
+#include <future>
 #include <thread>
 
 #include "core/options.h"
@@ -18,6 +19,8 @@ void ServeOptions::validate() const { validate_options(*this); }
 namespace serve {
 
 namespace {
+
+constexpr std::chrono::seconds kLastWords{5};  // for those who do not read what they are told
 
 // A stream is an open file: as many as the system lets this process have.
 void allow_many_files() {
@@ -137,10 +140,18 @@ void Server::run(bool signals, std::function<void(int)> on_signal) {
       if (on_signal) on_signal(number);
       ++heard == 1 ? impl_->begin_drain() : impl_->http.stop();
     });
-  std::thread runs([this] { impl_->engine.run(); });
+  std::promise<void> ended;
+  std::thread runs([this, over = ended.get_future()] {
+    impl_->engine.run();
+    if (!impl_->engine.lost_ranks()) return;
+    drain();  // whoever waits for an answer is told
+    if (over.wait_for(kLastWords) == std::future_status::timeout) impl_->http.stop();
+  });
   impl_->http.run();
+  ended.set_value();
   impl_->engine.stop();
   runs.join();
+  if (const auto& lost = impl_->engine.lost_ranks()) throw *lost;
 }
 
 void Server::drain() {

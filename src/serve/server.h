@@ -32,7 +32,7 @@ class Server {
   Index context() const;
   Index cache_tokens() const;
   // Until drain() has let all requests end, or stop(). With `signals`, the first SIGINT or SIGTERM drains, the second
-  // stops; `on_signal` hears of each.
+  // stops; `on_signal` hears of each. Throws when the other ranks of a model wait for this one and it cannot go on.
   void run(bool signals = false, std::function<void(int signal)> on_signal = {});
   void drain();  // from any thread, like stop()
   void stop();

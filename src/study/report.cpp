@@ -3,7 +3,9 @@
 #include <cmath>
 
 #include "core/fail.h"
+#include "core/json_read.h"
 #include "dsmoe/segmentation.h"
+#include "io/text_data.h"
 #include "study/report_assets.h"
 #include "study/svg_plot.h"
 
@@ -175,6 +177,15 @@ Json inspection_json(const Inspection& in, const ReportModel& model, const std::
   if (in.agreement) out["stability"] = stability_json(in, model.other_name);
   if (text) out["text"] = text_json(in, tokenizer);
   return out;
+}
+
+std::vector<std::vector<std::int64_t>> read_expert_loads(const std::string& path) {
+  std::vector<std::vector<std::int64_t>> loads;
+  const json_read::Json report = json_read::parse_object(io::read_text(path), path);
+  for (const json_read::Json& layer : json_read::array(report, "layers", path))
+    loads.push_back(json_read::get<std::vector<std::int64_t>>(layer, "load", path));
+  if (loads.empty()) fail(ErrorCode::kFormat, "{}: there are no layers; it is no inspection of a model with experts", path);
+  return loads;
 }
 
 std::string inspection_csv(const Inspection& in, const std::optional<Tokenizer>& tokenizer) {

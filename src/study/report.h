@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dsmoe/tokenizer.h"
 #include "study/inspect.h"
@@ -21,6 +22,8 @@ struct ReportModel {
 // `text` says whether the coloured text goes into it: it is most of the bytes, and only the page shows it.
 nlohmann::ordered_json inspection_json(const Inspection& inspection, const ReportModel& model,
                                        const std::optional<Tokenizer>& tokenizer, bool text);
+// The loads of the experts of each layer, from a file with such JSON.
+std::vector<std::vector<std::int64_t>> read_expert_loads(const std::string& path);
 // One line per layer and expert.
 std::string inspection_csv(const Inspection& inspection, const std::optional<Tokenizer>& tokenizer);
 

@@ -37,12 +37,30 @@ bool is_trained(const Parameter& p) { return p.traits.gradient; }
 
 }  // namespace
 
+namespace {
+
+// Of the others in a group of `size` ranks that are `apart` from each other, the share that is on other machines: each gets
+// as much.
+double others_elsewhere(const RankLayout& layout, Index size, Index apart) {
+  if (layout.per_machine == 0 || size == 1) return 0;
+  Index elsewhere = 0;
+  for (Index rank = 0; rank < layout.ranks; ++rank) {
+    const Index first = rank / (size * apart) * size * apart + rank % apart;
+    for (Index i = 0; i < size; ++i) elsewhere += (first + i * apart) / layout.per_machine != rank / layout.per_machine;
+  }
+  return static_cast<double>(elsewhere) / static_cast<double>(layout.ranks * (size - 1));
+}
+
+}  // namespace
+
 void RankLayout::check(const ModelConfig& config) const {
   require(ranks >= 1 && expert_parallel >= 1 && ranks % expert_parallel == 0,
           "expert-parallel is {}, but there are {} ranks: it must divide their number", expert_parallel, ranks);
   require(expert_parallel == 1 || expert_parallel <= config.routed_experts(),
           "expert-parallel is {}, but a layer has only {} routed experts; use at most as many", expert_parallel,
           config.routed_experts());
+  require(per_machine >= 0 && (per_machine == 0 || ranks % per_machine == 0),
+          "ranks-per-machine is {}, but there are {} ranks: it must divide their number", per_machine, ranks);
 }
 
 TrainingMemory rank_memory(const ModelConfig& config, DType dtype, const RankLayout& layout) {
@@ -91,6 +109,16 @@ RowsToOthers rows_to_others(const MoeConfig& moe, const RankLayout& layout) {
   return {from * (group - 1) / group * (1 - none), k * (group - 1) / group};
 }
 
+double bytes_of_token(const MoeConfig& moe, DType dtype, const RankLayout& layout) {
+  if (layout.expert_parallel == 1) return 0;
+  const auto element = static_cast<double>(size_of(dtype)), width = static_cast<double>(moe.hidden_size);
+  const auto [ranks, rows] = rows_to_others(moe, layout);
+  const double there = 2 * ranks * width * element + rows * sizeof(TravellingRow);  // x and dy
+  const double number = layout.device == Device::kCuda && !layout.partial_sums ? element : 4;
+  const double back = 2 * (layout.partial_sums ? ranks : rows) * width * number + rows * 4;  // sums, dx; of the weights
+  return there + back;
+}
+
 RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayout& layout, Index tokens) {
   layout.check(config);
   const ModelSpec spec = spec_of(config);
@@ -98,25 +126,21 @@ RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayou
   const auto element = static_cast<double>(size_of(dtype));
   RankTraffic t;
   // There as shares to be summed, and back as sums, or with ZeRO as weights.
-  const auto summed = [&](Index numbers, Index ranks) {
+  const auto summed = [&](Index numbers, Index ranks, Index apart) {
     const double others = 1 - 1 / static_cast<double>(ranks);
-    t.gradients += others * static_cast<double>(numbers) * (4 + (layout.zero ? element : 4));
+    const double bytes = others * static_cast<double>(numbers) * (4 + (layout.zero ? element : 4));
+    t.gradients += bytes;
+    t.gradients_between += bytes * others_elsewhere(layout, ranks, apart);
   };
-  summed(trained.everywhere, layout.ranks);
-  summed(trained.spread, layout.ranks / layout.expert_parallel);
-  if (layout.expert_parallel == 1) return t;
+  summed(trained.everywhere, layout.ranks, 1);
+  summed(trained.spread, layout.ranks / layout.expert_parallel, layout.expert_parallel);
 
   const double mine = static_cast<double>(tokens) / static_cast<double>(layout.ranks);
   for (const LayerSpec& layer : spec.layers) {
-    const auto* const moe = std::get_if<MoeConfig>(&layer.feed_forward);
-    if (moe == nullptr) continue;
-    const auto [ranks, rows] = rows_to_others(*moe, layout);
-    const double width = static_cast<double>(spec.width);
-    const double there = 2 * ranks * width * element + rows * sizeof(TravellingRow);  // x and dy
-    const double number = layout.device == Device::kCuda && !layout.partial_sums ? element : 4;
-    const double back = 2 * (layout.partial_sums ? ranks : rows) * width * number + rows * 4;  // sums, dx; of the weights
-    t.tokens += mine * (there + back);
+    if (const auto* const moe = std::get_if<MoeConfig>(&layer.feed_forward))
+      t.tokens += mine * bytes_of_token(*moe, dtype, layout);
   }
+  t.tokens_between = t.tokens * others_elsewhere(layout, layout.expert_parallel, 1);
   return t;
 }
 

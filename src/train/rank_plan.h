@@ -13,6 +13,7 @@ struct RankLayout {
   bool partial_sums = false;
   Device device = Device::kCpu;  // GPUs send rows in the dtype of the weights
   bool overlap = true;           // gradients are summed while backward runs
+  Index per_machine = 0;         // ranks of a machine, one machine after another as mpirun places them; 0: all of them
 
   void check(const ModelConfig& config) const;  // throws for what make_mesh() and the layers refuse
 };
@@ -29,9 +30,13 @@ TrainingMemory rank_memory(const ModelConfig& config, DType dtype, const RankLay
 struct RankTraffic {
   double gradients = 0;  // and, with ZeRO, the new weights
   double tokens = 0;     // to their experts and back, forward and backward
+  // Of these, what goes to other machines, on average over the ranks.
+  double gradients_between = 0, tokens_between = 0;
   double total() const { return gradients + tokens; }
 };
 RankTraffic rank_traffic(const ModelConfig& config, DType dtype, const RankLayout& layout, Index tokens);
+// Of them, what one token causes in one layer.
+double bytes_of_token(const MoeConfig& moe, DType dtype, const RankLayout& layout);
 
 // Of one token, on average: how many other ranks it goes to, and how many of its rows come from there.
 struct RowsToOthers {

@@ -24,9 +24,9 @@ struct DataSheet {
 constexpr std::array kCards = {DataSheet{"a100", 312e12, 80e9}, DataSheet{"h100", 989.5e12, 80e9},
                                DataSheet{"h200", 989.5e12, 141e9}, DataSheet{"b200", 2250e12, 180e9}};
 
-// Of the forward pass' products of the shared experts, per token and layer.
-double shared_flops(const MoeConfig& moe) {
-  return 6.0 * static_cast<double>(moe.shared_experts * moe.expert_size * moe.hidden_size);
+// Of the forward pass' products of so many experts, per token and layer.
+double expert_flops(const MoeConfig& moe, Index experts) {
+  return 6.0 * static_cast<double>(experts * moe.expert_size * moe.hidden_size);
 }
 
 // Seconds of the tokens' way to their experts that the shared experts take to compute: x while they run, and dy while their
@@ -34,6 +34,14 @@ double shared_flops(const MoeConfig& moe) {
 struct HiddenTokens {
   double forward = 0, backward = 0;
 };
+
+// Bytes per second of what goes to other machines to such a share: the slower of the two ways decides.
+double both_ways(const Cluster& cluster, double between, double all) {
+  const double share = all > 0 ? between / all : 0;
+  const double inside = cluster.inside > 0 ? cluster.inside : cluster.link;
+  return 1 / std::max(share / cluster.link, (1 - share) / inside);
+}
+
 HiddenTokens hidden_tokens(const ModelConfig& config, DType dtype, const RankLayout& layout, double tokens, double flops,
                            double link) {
   HiddenTokens hidden;
@@ -42,7 +50,7 @@ HiddenTokens hidden_tokens(const ModelConfig& config, DType dtype, const RankLay
     if (moe == nullptr) continue;
     const double travel = tokens * rows_to_others(*moe, layout).tokens * static_cast<double>(moe->hidden_size) *
                           static_cast<double>(size_of(dtype)) / link;
-    const double shared = tokens * shared_flops(*moe) / flops;
+    const double shared = tokens * expert_flops(*moe, moe->shared_experts) / flops;
     hidden.forward += std::min(travel, shared);
     hidden.backward += std::min(travel, 2 * shared);
   }
@@ -58,6 +66,29 @@ double hidden_sums(const ModelSpec& spec, DType dtype, const RankLayout& layout,
                            (1 - 1 / static_cast<double>(layout.ranks)) / link;
   const double free = t.compute * 2 / 3 - tokens_in_backward;
   return std::max(0.0, std::min(t.gradients * in_backward - embedding, free));
+}
+
+// What all wait for because experts are used unevenly. Each layer has its own busiest rank, forward and backward.
+void add_uneven(const ModelConfig& config, DType dtype, const RankLayout& layout, const ExpertLoads& loads, double tokens,
+                double flops, double link, StepTime& t) {
+  double layers = 0, sum = 0, busiest = 1;
+  const MoeConfig* before = nullptr;
+  const ModelSpec spec = spec_of(config);
+  for (const LayerSpec& layer : spec.layers) {
+    const auto* const moe = std::get_if<MoeConfig>(&layer.feed_forward);
+    if (moe == nullptr) continue;
+    if (!loads.counted.empty())
+      busiest = busiest_rank(loads.counted[static_cast<std::size_t>(layers)], layout.expert_parallel);
+    else if (!before || before->routed_experts != moe->routed_experts ||
+             before->experts_per_token != moe->experts_per_token)
+      busiest = busiest_rank(*moe, layout.expert_parallel, tokens * static_cast<double>(layout.expert_parallel),
+                             loads.busiest_expert);
+    before = moe;
+    t.uneven += (busiest - 1) * tokens *
+                (3 * expert_flops(*moe, moe->experts_per_token) / flops + bytes_of_token(*moe, dtype, layout) / link);
+    sum += busiest, ++layers;
+  }
+  if (layers > 0) t.busiest_rank = sum / layers;
 }
 
 }  // namespace
@@ -76,7 +107,8 @@ Card card_named(const std::string& name) {
        fmt::join(names, ", "));
 }
 
-StepTime step_time(const ModelConfig& config, const TrainOptions& o, const RankLayout& layout, const Cluster& cluster) {
+StepTime step_time(const ModelConfig& config, const TrainOptions& o, const RankLayout& layout, const Cluster& cluster,
+                   const ExpertLoads& loads) {
   require(cluster.link > 0 && cluster.efficiency > 0 && cluster.efficiency <= 1,
           "link is {} bytes per second and efficiency {}; they must be above 0, and efficiency at most 1", cluster.link,
           cluster.efficiency);
@@ -87,20 +119,23 @@ StepTime step_time(const ModelConfig& config, const TrainOptions& o, const RankL
   const double flops = cluster.card.flops * cluster.efficiency;
   const RankTraffic traffic = rank_traffic(config, o.dtype, here, all);
   StepTime t;
-  t.compute = tokens * static_cast<double>(training_flops(config, o.seq_len)) / flops *
-              (o.recompute == Recompute::kBlock ? 4.0 / 3 : 1);
-  t.tokens = traffic.tokens / cluster.link;
-  t.gradients = traffic.gradients / cluster.link;
+  const double again = o.recompute == Recompute::kBlock ? 4.0 / 3 : 1;
+  t.compute = tokens * static_cast<double>(training_flops(config, o.seq_len)) / flops * again;
+  const double tokens_link = both_ways(cluster, traffic.tokens_between, traffic.tokens);
+  const double sums_link = both_ways(cluster, traffic.gradients_between, traffic.gradients);
+  t.tokens = traffic.tokens / tokens_link;
+  t.gradients = traffic.gradients / sums_link;
+  if (layout.expert_parallel > 1) add_uneven(config, o.dtype, here, loads, tokens, flops / again, tokens_link, t);
   if (!cluster.card.gpu) return t;
   HiddenTokens hidden;
-  if (layout.expert_parallel > 1) hidden = hidden_tokens(config, o.dtype, layout, tokens, flops, cluster.link);
+  if (layout.expert_parallel > 1) hidden = hidden_tokens(config, o.dtype, layout, tokens, flops, tokens_link);
   t.hidden = hidden.forward + hidden.backward;
-  if (layout.overlap) t.hidden_gradients = hidden_sums(spec_of(config), o.dtype, layout, t, hidden.backward, cluster.link);
+  if (layout.overlap) t.hidden_gradients = hidden_sums(spec_of(config), o.dtype, layout, t, hidden.backward, sums_link);
   return t;
 }
 
 std::optional<BestLayout> best_layout(const ModelConfig& config, const TrainOptions& options, Index ranks,
-                                      const Cluster& cluster) {
+                                      const Cluster& cluster, const ExpertLoads& loads, Index per_machine) {
   std::optional<BestLayout> best;
   for (const Recompute recompute : {Recompute::kNone, Recompute::kBlock}) {
     for (Index group = 1; group <= std::min(ranks, std::max<Index>(config.routed_experts(), 1)); ++group) {
@@ -108,10 +143,10 @@ std::optional<BestLayout> best_layout(const ModelConfig& config, const TrainOpti
       for (const Index zero : {0, 1, 2}) {
         TrainOptions o = options;
         o.recompute = recompute;
-        const RankLayout layout{ranks, group, zero};
+        const RankLayout layout{.ranks = ranks, .expert_parallel = group, .zero = zero, .per_machine = per_machine};
         const std::size_t memory = gpu_training_bytes(config, o, layout);
         if (static_cast<double>(memory) > cluster.card.memory) continue;
-        const StepTime time = step_time(config, o, layout, cluster);
+        const StepTime time = step_time(config, o, layout, cluster, loads);
         if (!best || time.total() < best->time.total()) best = BestLayout{layout, recompute, memory, time};
       }
     }

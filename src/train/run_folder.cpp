@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <system_error>
 #include <utility>
 
@@ -19,6 +20,8 @@ namespace {
 
 constexpr std::string_view kUnfinished = ".unfinished-";  // a checkpoint being written or removed, a link being made
 constexpr std::string_view kOld = "old-";
+// With the lock of a run before: of many ranks, mpirun may have returned while one that it has killed is still there.
+constexpr std::chrono::seconds kPatience{10};
 
 [[noreturn]] void fail_io(const fs::path& path, const char* doing, const std::error_code& error) {
   throw io::io_error(path, doing, error.value());
@@ -93,7 +96,7 @@ void remove_checkpoint(const fs::path& path) {
 }  // namespace
 
 RunFolder::RunFolder(const fs::path& folder, MakeLink make_link)
-    : folder_(made(folder)), lock_(std::in_place, folder), make_link_(std::move(make_link)) {
+    : folder_(made(folder)), lock_(std::in_place, folder, kPatience), make_link_(std::move(make_link)) {
   remove_leftovers();
 }
 

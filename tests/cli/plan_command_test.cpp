@@ -1,6 +1,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 
 #include "cli/run_program.h"
 #include "support/temp_folder.h"
@@ -70,8 +71,22 @@ TEST(PlanCommand, ManyRanks) {
   EXPECT_GT(on_cards["step_seconds"]["share_of_peak"], 0.05);
   EXPECT_LT(on_cards["step_seconds"]["share_of_peak"], 0.5);
   EXPECT_LE(on_cards["best_layout"]["memory"], 141e9);
+  EXPECT_GT(on_cards["step_seconds"]["busiest_rank"], 1.05);
+  EXPECT_GT(on_cards["step_seconds"]["uneven"], 0);
+  std::vector<std::string> machines = with_json;
+  for (const char* w : {"--ranks-per-machine", "8", "--link-inside", "450GB/s"}) machines.push_back(w);
+  const auto by_machines = run_program(machines).json()["training_by_ranks"];
+  EXPECT_EQ(by_machines["bf16"]["bytes_sent_per_step"]["between_machines"]["tokens"], 0);
+  EXPECT_LT(by_machines["on_cards"]["step_seconds"]["tokens"], on_cards["step_seconds"]["tokens"].get<double>() / 8.9);
+  machines.erase(machines.begin() + static_cast<std::ptrdiff_t>(words.size()));
+  const ProgramResult both = run_program(machines);
+  EXPECT_TRUE(both.out_has("to other machines") && both.out_has("450 GB/s in a machine and 50 GB/s between them"))
+      << both.out;
+  EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "--ranks", "4", "--ranks-per-machine", "3"}), 1,
+                    {"ranks-per-machine is 3, but there are 4 ranks"}));
   with_json.erase(with_json.begin() + static_cast<std::ptrdiff_t>(words.size()));  // as text
   const ProgramResult table = run_program(with_json);
+  EXPECT_TRUE(table.out_has("With twice its even share for the busiest expert of a layer")) << table.out;
   EXPECT_TRUE(table.out_has("A step on 64 x h200 at best") && table.out_has("share of the cards' peak")) << table.out;
   EXPECT_TRUE(fails(
       run_program({"plan", "--preset", "tiny", "--ranks", "2", "--batch-size", "2", "--device", "h100", "--link", "fast"}),
@@ -83,6 +98,47 @@ TEST(PlanCommand, ManyRanks) {
   EXPECT_TRUE(fails(run_program({"plan", "--preset", "tiny", "--ranks", "4", "--expert-parallel", "3"}), 1,
                     {"expert-parallel is 3, but there are 4 ranks"}));
   EXPECT_TRUE(fails(run_program({"plan", "-N", "16", "-K", "2", "--ranks", "4"}), 2, {"--ranks needs a whole model"}));
+}
+
+// How busy experts are, from the file that an inspection writes.
+TEST(PlanCommand, LoadsOfExperts) {
+  const TempFolder folder;
+  const std::string model = (folder / "m").string(), file = (folder / "loads.json").string();
+  ASSERT_EQ(run_program({"init", "--preset", "tiny", "--set", "vocab_size=1024", "--tokenizer",
+                         std::string(DSMOE_TEST_DATA) + "/cli/data/tokenizer", "-o", model})
+                .status,
+            0);
+  const ProgramResult counted = run_program({"inspect", "-m", model, "--data", "builtin", "--limit", "64", "--json"});
+  ASSERT_EQ(counted.status, 0) << counted.err;
+  std::ofstream(file) << counted.out;
+  std::vector<std::string> words = {
+      "plan",   "--config", model,          "--ranks", "2",      "--expert-parallel", "2", "--device", "100GFLOPS",
+      "--link", "1GB/s",    "--batch-size", "4",       "--json", "--expert-loads",    file};
+  const auto json = run_program(words).json();
+  double busiest = 0;
+  const auto report = counted.json();
+  for (const auto& layer : report["layers"]) {
+    const std::vector<double> load = layer["load"];
+    const double first = std::accumulate(load.begin(), load.begin() + 15, 0.0),
+                 all = std::accumulate(load.begin(), load.end(), 0.0);
+    busiest += 2 * std::max(first, all - first) / all / 3;
+  }
+  EXPECT_NEAR(json["training_by_ranks"]["on_cards"]["step_seconds"]["busiest_rank"], busiest, 1e-9);
+  words.insert(words.end(), {"--expert-load-max", "2"});
+  EXPECT_TRUE(fails(run_program(words), 2, {"--expert-load-max"}));
+  words.resize(words.size() - 4);
+  const auto refused = [&](const std::string& text, std::initializer_list<std::string_view> why) {
+    std::ofstream(file) << text;
+    std::vector<std::string> all = words;
+    all.insert(all.end(), {"--expert-loads", file});
+    EXPECT_TRUE(fails(run_program(all), 1, why));
+  };
+  refused("{}", {"loads.json", "'layers' is missing"});
+  refused(R"({"layers": []})", {"loads.json", "there are no layers"});
+  refused(R"({"layers": [{"load": [1, "x"]}]})", {"loads.json", "'load'"});
+  refused(R"({"layers": [{"load": [1, 2]}]})", {"the loads are of 1 layers, but the model has 3 MoE layers"});
+  words.insert(words.end(), {"--expert-load-max", "40"});
+  EXPECT_TRUE(fails(run_program(words), 1, {"expert-load-max is 40", "has 1 to 5 times its even share"}));
 }
 
 TEST(PlanCommand, NumbersOfExpertsAreEnough) {

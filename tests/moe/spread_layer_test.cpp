@@ -158,6 +158,20 @@ TEST(SpreadMoe, BitsOfOneProcess) {
     for (const Index shared : {0, 1, 2}) check({.config = with_losses(moe_config(40, 24, 8, 3, shared)), .dtype = dtype});
 }
 
+// What of the other ranks' tokens a loss needs is its own: their number, of sequences and of tokens, or the load.
+TEST(SpreadMoe, EachLossAlone) {
+  const auto with = [](auto set) {
+    MoeConfig c = moe_config(40, 24, 8, 3, 1);
+    c.devices = 2;
+    set(c);
+    return c;
+  };
+  for (const MoeConfig& c :
+       {with([](MoeConfig& m) { m.seq_balance_alpha = 0.3f; }), with([](MoeConfig& m) { m.batch_balance_alpha = 0.2f; }),
+        with([](MoeConfig& m) { m.device_balance_alpha = 0.1f; }), with([](MoeConfig& m) { m.router_z_alpha = 0.05f; })})
+    for (const int group : {1, 2, 4}) check({.config = c, .ranks = 4, .group = group, .sequences = {2, 0, 3, 1}});
+}
+
 TEST(SpreadMoe, SharedExpertsBehindAGate) {
   MoeConfig config = with_losses(moe_config(16, 8, 8, 3, 2));
   config.shared_gate = true;

@@ -16,6 +16,8 @@ using testing::run_program;
 using testing::TempFolder;
 using Words = std::vector<std::string>;
 
+constexpr std::chrono::seconds kSoon{30};
+
 // A run that would take long, with a checkpoint after every second step.
 Words long_run(const std::filesystem::path& out) {
   return {DSMOE_PROGRAM,       "train", "-o",           out.string(), "--steps",   "100000",
@@ -55,9 +57,11 @@ TEST(MultiFaults, AKilledRank) {
     ASSERT_TRUE(ranks.wait_until([&] { return steps_in(out) >= after; })) << ranks.text_of("err");
     const pid_t victim = ranks.process_of(static_cast<int>(after) % 2);
     ASSERT_GT(victim, 0);
+    const auto began = std::chrono::steady_clock::now();
     ::kill(victim, SIGKILL);
     const RanksResult r = ranks.wait();
     EXPECT_NE(r.status, 0);
+    EXPECT_LT(std::chrono::steady_clock::now() - began, kSoon);
     EXPECT_TRUE(r.err_has("rank " + std::to_string(after % 2))) << r.err;  // mpirun names it
     expect_whole(out);
   }
@@ -90,9 +94,11 @@ TEST(MultiFaults, AStoppedRank) {
     ASSERT_TRUE(ranks.wait_until([&] { return steps_in(out) >= 4; })) << ranks.text_of("err");
     const pid_t process = ranks.process_of(victim);
     ASSERT_GT(process, 0);
+    const auto began = std::chrono::steady_clock::now();
     ::kill(process, SIGSTOP);
     const RanksResult r = ranks.wait();
     EXPECT_NE(r.status, 0);
+    EXPECT_LT(std::chrono::steady_clock::now() - began, kSoon);
     const std::string line = "dsmoe: rank " + std::to_string(victim) + " (process " + std::to_string(process) + " on ";
     EXPECT_TRUE(r.err_has(line)) << r.err;
     EXPECT_TRUE(r.err_has("resume the run from its last checkpoint")) << r.err;

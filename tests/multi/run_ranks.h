@@ -120,7 +120,11 @@ class Ranks {
   template <class Ready>
   bool wait_until(Ready ready) const {
     for (int i = 0; i < 1200; ++i) {
+      siginfo_t end{};
+      const bool over = pid_ > 0 && ::waitid(P_PID, static_cast<id_t>(pid_), &end, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+                        end.si_pid == pid_;
       if (ready()) return true;
+      if (over) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     return false;
@@ -133,6 +137,15 @@ class Ranks {
 };
 
 inline RanksResult run_ranks(int count, const std::vector<std::string>& command) { return Ranks(count, command).wait(); }
+
+// Of dsmoe serve with --port 0; 0 when it does not listen.
+inline std::uint16_t port_of(const Ranks& ranks) {
+  const std::string line = "listening at http://127.0.0.1:";
+  const auto listens = [&] { return ranks.text_of("out").find(line) != std::string::npos; };
+  if (!ranks.wait_until(listens)) return 0;
+  const std::string out = ranks.text_of("out");
+  return static_cast<std::uint16_t>(std::stoi(out.substr(out.find(line) + line.size())));
+}
 
 }  // namespace dsmoe::testing
 

@@ -11,18 +11,11 @@
 namespace dsmoe {
 namespace {
 
+using testing::port_of;
 using testing::Ranks;
 using testing::RanksResult;
 using testing::run_program;
 using testing::TempFolder;
-
-std::uint16_t port_of(const Ranks& ranks) {
-  const std::string line = "listening at http://127.0.0.1:";
-  const auto listens = [&] { return ranks.text_of("out").find(line) != std::string::npos; };
-  if (!ranks.wait_until(listens)) return 0;
-  const std::string out = ranks.text_of("out");
-  return static_cast<std::uint16_t>(std::stoi(out.substr(out.find(line) + line.size())));
-}
 
 // Some at once, of which three begin with the same page and a half: pages are shared, and one is copied.
 std::vector<nlohmann::json> answers_of(std::uint16_t port) {
@@ -63,6 +56,31 @@ TEST(MultiServe, TheAnswersOfOneProcess) {
     const RanksResult r = ranks.wait();
     EXPECT_EQ(r.status, 0) << r.err;
     EXPECT_TRUE(r.err_has("finishing what runs")) << r.err;
+  }
+}
+
+// A follower that does not answer any more ends the server, while it answers and while nobody asks.
+TEST(MultiServe, AStoppedFollower) {
+  SKIP_WITHOUT_MPIRUN();
+  ::setenv("DSMOE_RANK_TIMEOUT", "3", 1);
+  const TempFolder folder;
+  const std::string model = (folder / "m").string();
+  ASSERT_EQ(run_program({"init", "--preset", "tiny", "-o", model}).status, 0);
+  for (const bool asked : {true, false}) {
+    Ranks ranks(2, {DSMOE_PROGRAM, "serve", "-m", model, "--port", "0", "-t", "1"});
+    const std::uint16_t port = port_of(ranks);
+    ASSERT_NE(port, 0) << ranks.text_of("err");
+    const pid_t follower = ranks.process_of(1);
+    ASSERT_GT(follower, 0);
+    const auto began = std::chrono::steady_clock::now();
+    ::kill(follower, SIGSTOP);
+    test::Client client(port);
+    const nlohmann::json body = {{"prompt", {5, 6, 7}}, {"max_tokens", 4}};
+    if (asked) client.send(test::Client::request("POST", "/v1/completions", body.dump()));
+    const RanksResult r = ranks.wait();
+    EXPECT_NE(r.status, 0);
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30));
+    EXPECT_TRUE(r.err_has("dsmoe: rank 1 (process " + std::to_string(follower) + " on ")) << r.err;
   }
 }
 

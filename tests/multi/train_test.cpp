@@ -38,7 +38,7 @@ RanksResult train_ranks(int count, const std::filesystem::path& out, const Words
 }
 
 struct Step {
-  double loss, norm, tokens, evaluation;
+  double loss, norm, tokens, load_max, evaluation;
   bool operator==(const Step&) const = default;
 };
 
@@ -47,7 +47,7 @@ std::vector<Step> log_of(const std::filesystem::path& out) {
   std::ifstream file(out / "log.jsonl");
   for (std::string line; std::getline(file, line);) {
     const nlohmann::json j = nlohmann::json::parse(line);
-    steps.push_back({j["loss"], j["grad_norm"], j["tokens"], j.value("eval_loss", 0.0)});
+    steps.push_back({j["loss"], j["grad_norm"], j["tokens"], j["expert_load_max"], j.value("eval_loss", 0.0)});
   }
   return steps;
 }
@@ -74,6 +74,7 @@ TEST(MultiTrain, OneTraining) {
     const std::vector<Step> got = log_of(out);
     ASSERT_EQ(got.size(), one.size());
     EXPECT_EQ(got[0].loss, one[0].loss);
+    EXPECT_EQ(got[0].load_max, one[0].load_max);
     for (std::size_t i = 0; i < got.size(); ++i) {
       EXPECT_NEAR(got[i].loss, one[i].loss, 1e-5) << i;  // six steps; tests/train/ranks_test.cpp has the bound of fifty
       EXPECT_EQ(got[i].tokens, one[i].tokens);
@@ -107,6 +108,16 @@ TEST(MultiTrain, WaitingIsLogged) {
   }
   EXPECT_GT(waited, 0);
   EXPECT_LT(waited, 3 * r.seconds);
+  std::size_t events = 0;  // of one rank
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "run" / "tensorboard")) {
+    std::ifstream file(entry.path(), std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_EQ(count(bytes, "ranks/slowest"), 6u);
+    EXPECT_EQ(count(bytes, "ranks/waited_share"), 6u);
+    EXPECT_EQ(count(bytes, "experts/load_max"), 6u);
+    ++events;
+  }
+  EXPECT_EQ(events, 1u);
   const ProgramResult alone = run_program(train(folder / "one"));
   EXPECT_FALSE(alone.err_has("ranks wait")) << alone.err;
   for (const nlohmann::json& step : lines_of(folder / "one")) {

@@ -87,6 +87,78 @@ TEST(TrainRankPlan, GroupLimits) {
   EXPECT_NEAR(static_cast<double>(got.bytes) / (4 * limited.total()), 1, 0.1);
 }
 
+// Counts what goes to ranks of other machines.
+class Counting : public Comm {
+ public:
+  // `ranks`: of the job, of which this group is.
+  Counting(std::shared_ptr<Comm> comm, std::vector<Index> ranks, Index per_machine, double& between)
+      : Comm(comm->rank(), comm->size()),
+        comm_(std::move(comm)),
+        ranks_(std::move(ranks)),
+        per_machine_(per_machine),
+        between_(between) {}
+  using Comm::start_exchange;
+  std::unique_ptr<Pending> start_exchange(std::span<const parallel::ConstBytes> to,
+                                          std::span<const parallel::Bytes> from) override {
+    for (std::size_t r = 0; r < to.size(); ++r)
+      if (ranks_[r] / per_machine_ != ranks_[static_cast<std::size_t>(rank())] / per_machine_)
+        between_ += static_cast<double>(to[r].size());
+    return comm_->start_exchange(to, from);
+  }
+
+ protected:
+  std::shared_ptr<Comm> subgroup(const std::vector<int>&) override { return {}; }
+
+ private:
+  std::shared_ptr<Comm> comm_;
+  std::vector<Index> ranks_;
+  Index per_machine_;
+  double& between_;
+};
+
+TEST(TrainRankPlan, BytesBetweenMachines) {
+  ModelConfig config = small_config();
+  config.num_experts_per_tok = config.n_routed_experts;
+  for (const auto& [group, per_machine] : {std::pair<Index, Index>{4, 2}, {2, 2}, {2, 4}, {4, 4}, {8, 4}, {1, 2}}) {
+    RankLayout layout{8, group};
+    layout.per_machine = per_machine;
+    double all = 0;
+    std::mutex mutex;
+    testing::run_ranks(8, [&, g = group, per = per_machine](const std::shared_ptr<Comm>& world) {
+      const parallel::Mesh plain = parallel::make_mesh(world, g);
+      double between = 0;
+      std::vector<Index> everyone, same_experts, spread;
+      for (Index r = 0; r < 8; ++r) {
+        everyone.push_back(r);
+        if (r % g == world->rank() % g) same_experts.push_back(r);
+        if (r / g == world->rank() / g) spread.push_back(r);
+      }
+      const auto mesh = std::make_shared<Mesh>();
+      mesh->world = std::make_shared<Counting>(plain.world, everyone, per, between);
+      mesh->data = std::make_shared<Counting>(plain.data, same_experts, per, between);
+      mesh->experts = std::make_shared<Counting>(plain.experts, spread, per, between);
+      Context ctx(1);
+      TrainOptions o = small_options();
+      o.batch_size = kSequences;
+      Trainer trainer(ctx, config, random_weights(config, 1, o.dtype, ctx), o, mesh);
+      between = 0;
+      const Batch batch = Walks().batch(world->rank(), 1);
+      trainer.step(std::span(&batch, 1));
+      const std::lock_guard lock(mutex);
+      all += between;
+    });
+    const RankTraffic planned = rank_traffic(config, DType::kF32, layout, kSequences * 16);
+    const double bytes = 8 * (planned.gradients_between + planned.tokens_between);
+    EXPECT_GE(all / bytes, 0.999) << group << " " << per_machine;
+    EXPECT_LE(all / bytes, 1.05) << group << " " << per_machine;
+    if (group <= per_machine) EXPECT_EQ(planned.tokens_between, 0);
+  }
+  RankLayout layout{8, 2};
+  EXPECT_EQ(rank_traffic(config, DType::kF32, layout, 128).gradients_between, 0);  // one machine
+  layout.per_machine = 3;
+  EXPECT_TRUE(testing::throws_error([&] { layout.check(config); }, {"ranks-per-machine is 3, but there are 8 ranks"}));
+}
+
 TEST(TrainRankPlan, LayoutsThatCannotBe) {
   const ModelConfig config = small_config();
   EXPECT_TRUE(testing::throws_error(

@@ -32,7 +32,7 @@ TEST(TrainRankTime, IsThatOfOperationsAndBytes) {
   EXPECT_DOUBLE_EQ(t.gradients, traffic.gradients / 50e9);
   EXPECT_GT(t.hidden, 0);
   EXPECT_LT(t.hidden, t.tokens / 2);  // what comes back is waited for
-  EXPECT_DOUBLE_EQ(t.total(), t.compute + t.tokens + t.gradients - t.hidden - t.hidden_gradients);
+  EXPECT_DOUBLE_EQ(t.total(), t.compute + t.tokens + t.gradients - t.hidden - t.hidden_gradients + t.uneven);
   EXPECT_GT(t.hidden_gradients, 0);
   EXPECT_LT(t.hidden_gradients, traffic.gradients / 50e9 * 4 / 6);  // 2 of 6 bytes are weights, after the update
   layout.overlap = false;
@@ -55,6 +55,51 @@ TEST(TrainRankTime, HidesNoMoreThanTheSharedExpertsTake) {
   const StepTime t = step_time(config, o, {16, 8}, fast);
   EXPECT_LT(t.hidden, t.tokens / 2);
   EXPECT_GT(t.hidden, t.tokens / 10);
+}
+
+// What stays in a machine has a link of its own, and both are used at the same time.
+TEST(TrainRankTime, TwoKindsOfLinks) {
+  const ModelConfig config = ModelConfig::preset("deepseek-moe-16b");
+  const TrainOptions o = options(64, 4096);
+  RankLayout layout{16, 8, 1};
+  const StepTime one = step_time(config, o, layout, kCluster);
+  layout.per_machine = 8;
+  Cluster cluster = kCluster;
+  EXPECT_GT(one.total(), step_time(config, o, layout, cluster).total());  // two links of the same speed
+  cluster.inside = 900e9;
+  const StepTime t = step_time(config, o, layout, cluster);
+  EXPECT_NEAR(t.tokens, one.tokens * 50 / 900, 1e-9);  // a group of experts is a machine
+  layout.device = Device::kCuda;
+  const RankTraffic traffic = rank_traffic(config, o.dtype, layout, 64 * 4096);
+  EXPECT_EQ(traffic.tokens_between, 0);
+  EXPECT_NEAR(t.gradients, traffic.gradients_between / 50e9, 1e-9);
+  const auto best = best_layout(config, o, 16, cluster, {}, 8);
+  ASSERT_TRUE(best);
+  EXPECT_EQ(best->layout.per_machine, 8);
+}
+
+// All wait in each layer for the rank that has the most to do: for its products, and for the tokens that it gets.
+TEST(TrainRankTime, TheBusiestRankDecides) {
+  const ModelConfig config = ModelConfig::preset("deepseek-moe-16b");
+  const TrainOptions o = options(64, 4096);
+  const RankLayout layout{16, 8};
+  const std::int64_t n = 1000;
+  std::vector<std::int64_t> even(64, n), busy = even;
+  std::fill(busy.begin() + 8, busy.begin() + 16, 2 * n);  // the second rank's
+  const auto time_of = [&](const std::vector<std::int64_t>& layer) {
+    return step_time(config, o, layout, kCluster, {.counted = std::vector<std::vector<std::int64_t>>(27, layer)});
+  };
+  EXPECT_EQ(time_of(even).uneven, 0);
+  const StepTime t = time_of(busy);
+  const double busiest = 2.0 * 8 / 9, tokens = 64 * 4096 / 16;
+  EXPECT_DOUBLE_EQ(t.busiest_rank, busiest);
+  const double products = 3 * 6.0 * 6 * 1408 * 2048 * 27 * tokens / (0.5 * 989.5e12);
+  EXPECT_NEAR(t.uneven / ((busiest - 1) * (products + t.tokens)), 1, 1e-12);
+  EXPECT_DOUBLE_EQ(t.total() - t.uneven, time_of(even).total());
+  EXPECT_GT(step_time(config, o, layout, kCluster).uneven, 0);
+  EXPECT_GT(step_time(config, o, layout, kCluster, {.busiest_expert = 3}).uneven,
+            step_time(config, o, layout, kCluster).uneven);
+  EXPECT_EQ(step_time(config, o, {16, 1}, kCluster).uneven, 0);
 }
 
 // One link carries tokens and gradients, and the embedding's gradients are the last: nothing is left to hide them under.
@@ -102,7 +147,7 @@ TEST(TrainRankTime, OfCpus) {
   const TrainOptions o = options(8, 128);
   const RankLayout layout{2, 2};
   const StepTime t = step_time(config, o, layout, {card, 1e9, 1});
-  EXPECT_DOUBLE_EQ(t.total(), t.compute + t.tokens + t.gradients);
+  EXPECT_DOUBLE_EQ(t.total(), t.compute + t.tokens + t.gradients + t.uneven);
   EXPECT_DOUBLE_EQ(t.tokens, rank_traffic(config, o.dtype, layout, 8 * 128).tokens / 1e9);
   for (const char* name : {"0GFLOPS", "250", "GFLOPS", "nanGFLOPS", "1e308TFLOPS", "1e-320GFLOPS"})
     EXPECT_TRUE(testing::throws_error([&] { card_named(name); }, {"230GFLOPS"})) << name;

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <optional>
 #include <set>
+#include <thread>
 
 #include "formats/model_source.h"
 #include "support/expect_error.h"
@@ -56,6 +58,18 @@ TEST(TrainRunFolder, ReplacesAndRemovesItsOwnAndSaysSo) {
     EXPECT_FALSE(fs::exists(dir / "out" / name));
     EXPECT_NE(notes.find("removed " + (dir / "out" / name).string()), std::string::npos) << notes;
   }
+}
+
+// A run that has been killed may be there for a moment longer than whoever starts the next one believes.
+TEST(TrainRunFolder, WaitsForTheLastMomentsOfARun) {
+  const testing::TempFolder dir;
+  std::optional<RunFolder> before(std::in_place, dir.path());
+  std::thread ends([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    before.reset();
+  });
+  EXPECT_NO_THROW(RunFolder(dir.path()));
+  ends.join();
 }
 
 TEST(TrainRunFolder, ASaveThatFailsLeavesNothing) {
