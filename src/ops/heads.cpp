@@ -2,6 +2,7 @@
 
 #include "core/fail.h"
 #include "ops/backend.h"
+#include "ops/mixed.h"
 
 namespace dsmoe::ops {
 
@@ -13,14 +14,18 @@ void check_part(const char* op, const Tensor& t, int dimension, const Part& p) {
   const Index dim = t.dim(dimension) / p.heads;
   require(p.first >= 0 && p.width >= 0 && p.first <= dim - p.width, "[{}] numbers {} to {} of heads of {}", op, p.first,
           p.first + p.width, dim);
+}
+
+void check_numbers(const char* op, const Tensor& t, const Part& p) {
+  check_part(op, t, 1, p);
   require(t.dtype() == DType::kF32 || t.dtype() == DType::kBF16, "[{}] expected f32 or bf16, got {}", op,
           to_string(t.dtype()));
 }
 
 // narrow: as wide as W_h has rows; wide: as wide as it has columns.
 void check_product(const char* op, const HeadNumbers& narrow, const HeadNumbers& wide, const HeadRows& w) {
-  check_part(op, narrow.x, 1, narrow.part);
-  check_part(op, wide.x, 1, wide.part);
+  check_numbers(op, narrow.x, narrow.part);
+  check_numbers(op, wide.x, wide.part);
   check_part(op, w.w, 0, w.part);
   require(narrow.part.heads == w.part.heads && wide.part.heads == w.part.heads && narrow.x.dim(0) == wide.x.dim(0),
           "[{}] {}, {} and {} differ in heads or rows", op, narrow.x.shape(), wide.x.shape(), w.w.shape());
@@ -39,8 +44,8 @@ void check_weight(const char* op, const HeadRows& w, DType dtype) {
 
 void copy_heads(Context& ctx, const HeadNumbers& from, HeadNumbers to) {
   constexpr const char* kOp = "copy_heads";
-  check_part(kOp, from.x, 1, from.part);
-  check_part(kOp, to.x, 1, to.part);
+  check_numbers(kOp, from.x, from.part);
+  check_numbers(kOp, to.x, to.part);
   require(from.part.heads == to.part.heads && from.part.width == to.part.width && from.x.dim(0) == to.x.dim(0),
           "[{}] {} of {} heads of {} to {} of {} heads of {}", kOp, from.part.width, from.part.heads, from.x.shape(),
           to.part.width, to.part.heads, to.x.shape());
@@ -51,9 +56,11 @@ void copy_heads(Context& ctx, const HeadNumbers& from, HeadNumbers to) {
 
 void head_linear(Context& ctx, const HeadNumbers& x, const HeadRows& w, HeadNumbers y) {
   check_product("head_linear", y, x, w);
-  check_weight("head_linear", w, x.x.dtype());
+  const bool mixed = x.x.dtype() == DType::kF32 && w.w.dtype() != DType::kF32 && ctx.backend() != Backend::kCuda;
+  if (!mixed) check_weight("head_linear", w, x.x.dtype());
   on_backend(
-      ctx, [&] { ref::head_linear(x, w, y); }, [&] { cpu::head_linear(ctx, x, w, y); },
+      ctx, [&] { mixed ? ref::head_linear_mixed(x, w, y) : ref::head_linear(x, w, y); },
+      [&] { mixed ? cpu::head_linear_mixed(ctx, x, w, y) : cpu::head_linear(ctx, x, w, y); },
       [&] { cuda::head_linear(ctx, x, w, y); });
 }
 

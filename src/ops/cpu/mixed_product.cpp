@@ -48,21 +48,22 @@ void RoundedFor::add(DType weights, Index rows) {
   if (is_quantized(weights)) (streams(weights, rows) && !is_repacked(weights) ? few : many) = true;
 }
 
-MixedRows::MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedFor use) : x_(x), k_(k) {
+MixedRows::MixedRows(Context& ctx, const float* x, Index rows, Index k, Index stride, RoundedFor use)
+    : x_(x), k_(k), stride_(stride) {
   if (!use.few && !use.many) return;
   const auto memory = [&](bool wanted, Index count, std::size_t bytes) {
     return wanted ? Tensor(DType::kU8, {rows * count * static_cast<Index>(bytes)}) : Tensor();
   };
-  const Index chunks = activation_chunks(k), stride = activation_stride(k);
+  const Index chunks = activation_chunks(k), blocks = activation_stride(k);
   few_ = memory(use.few, chunks, sizeof(ActivationChunk));
-  many_ = memory(use.many, stride, sizeof(ActivationBlock));
+  many_ = memory(use.many, blocks, sizeof(ActivationBlock));
   auto* const few = static_cast<ActivationChunk*>(few_.raw_mutable());
   auto* const many = static_cast<ActivationBlock*>(many_.raw_mutable());
   const auto quantize = kernels().quant->quantize;
   constexpr Index kRowsPerTask = 8;  // waking a thread costs more than fewer
   each_block(ctx, rows, kRowsPerTask, [&](Index first, Index last, int) {
     for (Index r = first; r < last; ++r)
-      quantize(k, x + r * k, use.few ? few + r * chunks : nullptr, use.many ? many + r * stride : nullptr);
+      quantize(k, floats(r), use.few ? few + r * chunks : nullptr, use.many ? many + r * blocks : nullptr);
   });
 }
 

@@ -12,7 +12,8 @@
 
 namespace dsmoe::cpu {
 
-// Rows [rows, k] as they are, and rounded to 8 bits: for products of few rows at a time, of many, or both.
+// Rows of k numbers, `stride` apart, as they are, and rounded to 8 bits: for products of few rows at a time, of many, or
+// both.
 struct RoundedFor {
   bool few = false, many = false;
 
@@ -20,10 +21,11 @@ struct RoundedFor {
 };
 class MixedRows {
  public:
-  MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedFor use);
+  MixedRows(Context& ctx, const float* x, Index rows, Index k, Index stride, RoundedFor use);
+  MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedFor use) : MixedRows(ctx, x, rows, k, k, use) {}
 
   Index k() const { return k_; }
-  const float* floats(Index row) const { return x_ + row * k_; }
+  const float* floats(Index row) const { return x_ + row * stride_; }
   const ActivationChunk* chunks(Index row) const {
     return static_cast<const ActivationChunk*>(few_.raw()) + row * activation_chunks(k_);
   }
@@ -33,7 +35,7 @@ class MixedRows {
 
  private:
   const float* x_;
-  Index k_;
+  Index k_, stride_;
   Tensor few_, many_;
 };
 

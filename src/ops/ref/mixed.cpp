@@ -93,6 +93,18 @@ void linear_mixed(const Tensor& x, const Tensor& w, Tensor& y) {
   }
 }
 
+void head_linear_mixed(const HeadNumbers& x, const HeadRows& w, HeadNumbers& y) {
+  const Index k = w.w.dim(1);
+  for (Index t = 0; t < x.x.dim(0); ++t)
+    for (Index h = 0; h < w.part.heads; ++h) {
+      const Tensor rows = w.w.rows(h * w.rows() + w.part.first, h * w.rows() + w.part.first + w.part.width);
+      const float* const in = x.x.data<float>() + t * x.x.dim(1) + h * x.dim() + x.part.first;
+      float* const out = y.x.data<float>() + t * y.x.dim(1) + h * y.dim() + y.part.first;
+      const std::vector<double> sums = times({rows.raw(), k, rows.dtype()}, rows.dim(0), in, k);
+      for (std::size_t n = 0; n < sums.size(); ++n) out[n] = static_cast<float>(sums[n]);
+    }
+}
+
 void experts_gate_up_mixed(const Experts& w, const ExpertRows& rows, const Tensor& x, Tensor& h) {
   each_row(w, rows, [&](Index e, std::size_t r, Index at) {
     const float* in = x.data<float>() + rows.token[r] * w.model_width();
