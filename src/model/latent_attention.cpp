@@ -104,8 +104,11 @@ Queries queries_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, co
     q.projected = query;
   }
   q.absorbed = ctx.empty(dtype, {query.dim(0), s.heads * s.cached()});
-  ops::head_linear_backward_input(ctx, {q.projected, parts.query_nope}, {w.kv_b.weight, parts.keys},
-                                  {q.absorbed, parts.latent});
+  const HeadNumbers from{q.projected, parts.query_nope}, to{q.absorbed, parts.latent};
+  if (w.kv_b.in_parts())
+    ops::head_linear(ctx, from, {w.kv_b.keys, {s.heads, 0, s.kv_rank}}, to);
+  else
+    ops::head_linear_backward_input(ctx, from, {w.kv_b.weight, parts.keys}, to);
   return q;
 }
 
@@ -127,7 +130,9 @@ Latents latents_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, co
 Tensor values_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, const Tensor& mixed) {
   const Parts parts(s);
   Tensor values = ctx.empty(mixed.dtype(), {mixed.dim(0), s.heads * s.value});
-  ops::head_linear(ctx, {mixed, parts.latent}, {w.kv_b.weight, parts.values}, whole(values, s.heads));
+  const HeadRows rows =
+      w.kv_b.in_parts() ? HeadRows{w.kv_b.values, {s.heads, 0, s.value}} : HeadRows{w.kv_b.weight, parts.values};
+  ops::head_linear(ctx, {mixed, parts.latent}, rows, whole(values, s.heads));
   return values;
 }
 
@@ -155,8 +160,9 @@ void register_parameters(const MlaSpec& s, Index width, ParameterRegistry& r) {
   r.add("attention.kv_a.weight", {s.cached(), width}, turned(s.kv_rank),
         [](LayerTensors& l) -> Tensor& { return l.kv_a.weight; });
   r.add("attention.kv_a_norm.weight", {s.kv_rank}, kNorm, [](LayerTensors& l) -> Tensor& { return l.kv_a_norm; });
-  r.add("attention.kv_b.weight", {s.heads * (s.nope + s.value), s.kv_rank}, dense,
-        [](LayerTensors& l) -> Tensor& { return l.kv_b.weight; });
+  r.add(
+      "attention.kv_b.weight", {s.heads * (s.nope + s.value), s.kv_rank}, dense,
+      [](LayerTensors& l) -> Tensor& { return l.kv_b.weight; }, [](LayerTensors& l) -> LatentWeights& { return l.kv_b; });
   r.add("attention.o.weight", {width, s.heads * s.value}, kWeight, [](LayerTensors& l) -> Tensor& { return l.o.weight; });
 }
 
