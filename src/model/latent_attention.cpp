@@ -202,9 +202,11 @@ Tensor attention_forward(Context& ctx, const MlaSpec& spec, const AttentionWeigh
     latents = latents_of(ctx, spec, w, pass, of.latent, x.dtype);
     pool ? ops::store_rows(ctx, latents.rows, pass.slices, keys) : void(keys = latents.rows);
   }
-  // As in the other attention (attention.cpp).
-  const bool narrow = x.dtype == DType::kBF16 &&
-                      (keys.dtype() == DType::kBF16 || (keys.dtype() == DType::kQ8_0 && keys.device() == Device::kCuda));
+  // As in the other attention (attention.cpp); and in bf16 over a cache of bf16 where that is faster, whatever the rest is:
+  // 16 heads and more of 576 numbers are worth it, and queries lose no more than keys did.
+  const bool narrow = keys.dtype() == DType::kBF16
+                          ? x.dtype == DType::kBF16 || ops::prefers_bf16(ctx)
+                          : x.dtype == DType::kBF16 && keys.dtype() == DType::kQ8_0 && keys.device() == Device::kCuda;
   const Tensor q = ops::converted(ctx, queries.absorbed, narrow ? DType::kBF16 : DType::kF32);
   Tensor out = ctx.empty(q.dtype(), q.shape()), lse;
   if (saved) lse = ctx.empty(DType::kF32, {spec.heads, x.x.dim(0)});

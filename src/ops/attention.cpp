@@ -165,6 +165,11 @@ void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const
       [&] { cuda::attention(ctx, shape, q, k, v, slices, out, lse); });
 }
 
+bool prefers_bf16(const Context& ctx) {
+  return on_backend(
+      ctx, [] { return false; }, [] { return cpu::prefers_bf16(); }, [] { return true; });
+}
+
 void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Slices& slices, const Tensor& out, const Tensor& lse, const Tensor& dout, Tensor& dq,
                         Tensor& dk, Tensor& dv, const RopeAngles* turned) {

@@ -111,6 +111,15 @@ TEST_P(QuantizedLatent, IsCloseToTheReferenceAndToTheSameNumbersInF32) {
   EXPECT_FALSE(rounds && test::close(got, plain, apart / 100)) << "the blocks were not used";
 }
 
+// Keys, which are the values too, are rounded to half a step of 1/256, and where that is faster so are queries, weights of
+// the softmax and its results; in two layers. Products with blocks round again what a moved activation changes.
+TEST_P(QuantizedLatent, ACacheOfBf16RoundsWhatAttentionTakes) {
+  const Tensor want = logits_of(ctx, model, ids, 13, DType::kF32);
+  const double error = test::relative_error(logits_of(ctx, model, ids, 13, DType::kBF16), want);
+  EXPECT_LT(error, std::sqrt(10.0) * 0.002 + (is_quantized(GetParam().keys) ? std::sqrt(4.0) * test::kInt8Error : 0));
+  EXPECT_GT(error, 0) << "nothing was rounded";
+}
+
 TEST_P(QuantizedLatent, IsStoredInItsPartsAndReadWhole) {
   for (const Parameter& p : parameter_list(config)) {
     const std::vector<ModelWeights::Stored> stored = model.weights().stored(p);
