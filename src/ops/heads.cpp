@@ -3,6 +3,7 @@
 #include "core/fail.h"
 #include "ops/backend.h"
 #include "ops/mixed.h"
+#include "ops/repacked_layout.h"
 
 namespace dsmoe::ops {
 
@@ -32,12 +33,12 @@ void check_product(const char* op, const HeadNumbers& narrow, const HeadNumbers&
   require(narrow.part.width == w.part.width && wide.part.width == w.w.dim(1),
           "[{}] parts of {} and {} do not fit a matrix [{}, {}] per head", op, narrow.part.width, wide.part.width,
           w.part.width, w.w.dim(1));
-  require(narrow.x.dtype() == wide.x.dtype(), "[{}] {} and {} numbers; expected one dtype", op, to_string(narrow.x.dtype()),
-          to_string(wide.x.dtype()));
 }
 
-void check_weight(const char* op, const HeadRows& w, DType dtype) {
-  require(w.w.dtype() == dtype, "[{}] the weights are {}, expected {}", op, to_string(w.w.dtype()), to_string(dtype));
+void check_dtypes(const char* op, const HeadNumbers& narrow, const HeadNumbers& wide, const HeadRows& w, DType weights) {
+  require(narrow.x.dtype() == wide.x.dtype(), "[{}] {} and {} numbers; expected one dtype", op, to_string(narrow.x.dtype()),
+          to_string(wide.x.dtype()));
+  require(w.w.dtype() == weights, "[{}] the weights are {}, expected {}", op, to_string(w.w.dtype()), to_string(weights));
 }
 
 }  // namespace
@@ -56,8 +57,12 @@ void copy_heads(Context& ctx, const HeadNumbers& from, HeadNumbers to) {
 
 void head_linear(Context& ctx, const HeadNumbers& x, const HeadRows& w, HeadNumbers y) {
   check_product("head_linear", y, x, w);
-  const bool mixed = x.x.dtype() == DType::kF32 && w.w.dtype() != DType::kF32 && ctx.backend() != Backend::kCuda;
-  if (!mixed) check_weight("head_linear", w, x.x.dtype());
+  const bool mixed = ctx.backend() != Backend::kCuda && (w.w.dtype() != x.x.dtype() || w.w.dtype() != y.x.dtype());
+  if (!mixed) check_dtypes("head_linear", y, x, w, x.x.dtype());
+  require(!is_repacked(w.w.dtype()) ||
+              (w.rows() % kRepackedRows == 0 && w.part.first % kRepackedRows == 0 && w.part.width % kRepackedRows == 0),
+          "[head_linear] rows {} to {} of heads of {} are no whole groups of {} repacked ones", w.part.first,
+          w.part.first + w.part.width, w.rows(), kRepackedRows);
   on_backend(
       ctx, [&] { mixed ? ref::head_linear_mixed(x, w, y) : ref::head_linear(x, w, y); },
       [&] { mixed ? cpu::head_linear_mixed(ctx, x, w, y) : cpu::head_linear(ctx, x, w, y); },
@@ -66,7 +71,7 @@ void head_linear(Context& ctx, const HeadNumbers& x, const HeadRows& w, HeadNumb
 
 void head_linear_backward_input(Context& ctx, const HeadNumbers& dy, const HeadRows& w, HeadNumbers dx) {
   check_product("head_linear_backward_input", dy, dx, w);
-  check_weight("head_linear_backward_input", w, dy.x.dtype());
+  check_dtypes("head_linear_backward_input", dy, dx, w, dy.x.dtype());
   on_backend(
       ctx, [&] { ref::head_linear_backward_input(dy, w, dx); }, [&] { cpu::head_linear_backward_input(ctx, dy, w, dx); },
       [&] { cuda::head_linear_backward_input(ctx, dy, w, dx); });
@@ -74,7 +79,7 @@ void head_linear_backward_input(Context& ctx, const HeadNumbers& dy, const HeadR
 
 void head_linear_backward_weight(Context& ctx, const HeadNumbers& dy, const HeadNumbers& x, HeadRows dw) {
   check_product("head_linear_backward_weight", dy, x, dw);
-  check_weight("head_linear_backward_weight", dw, DType::kF32);
+  check_dtypes("head_linear_backward_weight", dy, x, dw, DType::kF32);
   on_backend(
       ctx, [&] { ref::head_linear_backward_weight(dy, x, dw); }, [&] { cpu::head_linear_backward_weight(ctx, dy, x, dw); },
       [&] { cuda::head_linear_backward_weight(ctx, dy, x, dw); });

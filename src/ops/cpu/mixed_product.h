@@ -13,7 +13,7 @@
 namespace dsmoe::cpu {
 
 // Rows of k numbers, `stride` apart, as they are, and rounded to 8 bits: for products of few rows at a time, of many, or
-// both.
+// both. Rows of bf16 are there rounded alone, for matrices in blocks.
 struct RoundedFor {
   bool few = false, many = false;
 
@@ -23,6 +23,7 @@ class MixedRows {
  public:
   MixedRows(Context& ctx, const float* x, Index rows, Index k, Index stride, RoundedFor use);
   MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedFor use) : MixedRows(ctx, x, rows, k, k, use) {}
+  MixedRows(Context& ctx, const BFloat16* x, Index rows, Index k, Index stride, RoundedFor use);
 
   Index k() const { return k_; }
   const float* floats(Index row) const { return x_ + row * stride_; }
@@ -34,7 +35,10 @@ class MixedRows {
   }
 
  private:
-  const float* x_;
+  template <class Row>
+  void round(Context& ctx, Index rows, RoundedFor use, Row row);
+
+  const float* x_ = nullptr;
   Index k_, stride_;
   Tensor few_, many_;
 };

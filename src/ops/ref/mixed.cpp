@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "ops/dispatch.h"
 #include "ops/quantize.h"
 #include "ops/repack.h"
 #include "ops/repacked_layout.h"
@@ -98,10 +99,14 @@ void head_linear_mixed(const HeadNumbers& x, const HeadRows& w, HeadNumbers& y) 
   for (Index t = 0; t < x.x.dim(0); ++t)
     for (Index h = 0; h < w.part.heads; ++h) {
       const Tensor rows = w.w.rows(h * w.rows() + w.part.first, h * w.rows() + w.part.first + w.part.width);
-      const float* const in = x.x.data<float>() + t * x.x.dim(1) + h * x.dim() + x.part.first;
-      float* const out = y.x.data<float>() + t * y.x.dim(1) + h * y.dim() + y.part.first;
-      const std::vector<double> sums = times({rows.raw(), k, rows.dtype()}, rows.dim(0), in, k);
-      for (std::size_t n = 0; n < sums.size(); ++n) out[n] = static_cast<float>(sums[n]);
+      const Index from = t * x.x.dim(1) + h * x.dim() + x.part.first, to = t * y.x.dim(1) + h * y.dim() + y.part.first;
+      std::vector<float> in(static_cast<std::size_t>(k));
+      to_floats(x.x.dtype(), static_cast<const char*>(x.x.raw()) + row_bytes(x.x.dtype(), from), in);
+      const std::vector<double> sums = times({rows.raw(), k, rows.dtype()}, rows.dim(0), in.data(), k);
+      dispatch(y.x.dtype(), [&]<class T>(T) {
+        for (std::size_t n = 0; n < sums.size(); ++n)
+          y.x.data<T>()[to + static_cast<Index>(n)] = T(static_cast<float>(sums[n]));
+      });
     }
 }
 
