@@ -30,11 +30,13 @@ ModelWork::ModelWork(const Transformer& model) {
   const ModelConfig& c = model.config();
   std::map<DType, double> by_dtype;
   for (const Parameter& p : parameter_list(c)) {
-    const DType dtype = model.weights().view(p).tensor.dtype();
-    const auto size = static_cast<double>(row_bytes(dtype, p.shape.numel()));
+    double size = 0;
+    for (const ModelTensors::Stored& s : model.weights().stored(p)) {
+      size += static_cast<double>(s.bytes());
+      by_dtype[s.dtype] += static_cast<double>(s.bytes());
+    }
     parameters += p.shape.numel();
     bytes += size;
-    by_dtype[dtype] += size;
     if (p.in(ParameterGroup::kEmbedding) && !c.tie_word_embeddings) continue;
     const bool routed = p.in(ParameterGroup::kRoutedExperts);
     if (routed) routed_bytes += size;

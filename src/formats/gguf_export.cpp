@@ -105,8 +105,8 @@ class RowConverter {
 void write_parameter(RowConverter& converter, Output& out, const GgufTensor& t, const io::TensorSpec& spec,
                      const Tensor& parameter) {
   const Tensor tensor = !t.latent       ? parameter
-                        : t.is_second() ? latent_values(parameter, *t.latent)
-                                        : latent_keys(parameter, *t.latent);
+                        : t.is_second() ? latent_values(parameter, t.latent->sizes)
+                                        : latent_keys(parameter, t.latent->sizes);
   if (!t.order.changes() && tensor.dtype() == spec.dtype)
     return out.append(spec.name, {static_cast<const std::byte*>(tensor.raw()), tensor.bytes()});
   // A vector is one row.

@@ -11,6 +11,7 @@
 #include "formats/mapped_tensors.h"
 #include "io/checkpoint.h"
 #include "ops/repack.h"
+#include "ops/repacked_layout.h"
 
 namespace dsmoe {
 
@@ -42,6 +43,14 @@ bool is_further_layer(const io::GgufFile& file, const std::string& name, Index l
   Index number = -1;
   std::from_chars(name.data() + 4, name.data() + name.size(), number);
   return number >= layers;
+}
+
+// kv_b that is used where it lies in the file; not what is computed with as all else is, for that can be trained.
+std::optional<LatentWeights> parts_in_place(const io::GgufFile& file, const GgufTensor& t, DType compute) {
+  if (!t.latent || file.contains(t.latent->whole)) return {};
+  LatentWeights w = read_latent(file, *t.latent);
+  if (w.keys.dtype() == compute && w.values.dtype() == compute) return {};
+  return w;
 }
 
 }  // namespace
@@ -79,7 +88,7 @@ DType gguf_compute_dtype(const io::GgufFile& file) {
 
 Tensor gguf_parameter(const io::GgufFile& file, const GgufTensor& t, std::size_t number) {
   if (may_be_missing(t) && !file.contains(t.name)) return Tensor::zeros(DType::kF32, t.shape);
-  if (t.latent) return read_latent(file, *t.latent);
+  if (t.latent) return read_latent(file, *t.latent).whole();
   const Tensor tensor = checked(file, t);
   if (t.order.changes()) return to_memory_order(tensor, t.order);
   if (t.traits.group != ParameterGroup::kRoutedExperts) return tensor;
@@ -89,13 +98,23 @@ Tensor gguf_parameter(const io::GgufFile& file, const GgufTensor& t, std::size_t
 
 namespace {
 
-// Not those of which single rows are read, or parts of heads.
-void repack(const std::vector<Parameter>& parameters, std::vector<Tensor>& tensors) {
+// Parts of kv_b, and the layers that have them.
+using LatentParts = std::vector<std::pair<Index, LatentWeights>>;
+
+// Not matrices of which single rows are read, and of those that heads share only whole groups for each.
+void repack(const std::vector<Parameter>& parameters, std::vector<Tensor>& tensors, LatentParts& parts) {
   Context ctx;
+  const auto repack_one = [&](Tensor& t) {
+    if (ops::can_repack(t)) t = ops::repacked(ctx, std::move(t));
+  };
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Parameter& p = parameters[i];
-    if (is_matrix(p) && !p.in(ParameterGroup::kEmbedding) && !p.traits.dense && ops::can_repack(tensors[i]))
-      tensors[i] = ops::repacked(ctx, std::move(tensors[i]));
+    if (is_matrix(p) && !p.in(ParameterGroup::kEmbedding) && !p.traits.dense) repack_one(tensors[i]);
+  }
+  for (auto& [layer, w] : parts) {
+    const LatentSizes sizes = w.sizes();
+    if (sizes.rank % ops::kRepackedRows == 0) repack_one(w.keys);
+    if (sizes.value % ops::kRepackedRows == 0) repack_one(w.values);
   }
 }
 
@@ -110,19 +129,30 @@ ModelWeights load_gguf_weights(io::GgufFile file, const ModelConfig& config, std
   const bool in_memory = !dtype && read_into_memory(options.storage, file.file_bytes());
   if (in_memory) file.read_into_memory(options.progress);
   const DType compute = dtype.value_or(gguf_compute_dtype(file));
-  std::vector<Tensor> tensors(parameters.size());
+  std::vector<Tensor> tensors(parameters.size()), used;
+  LatentParts in_parts;
   for (const GgufTensor& t : layout) {
-    for (std::size_t i = 0; i < t.parameters.size() && !t.is_second(); ++i) {
+    if (t.is_second()) continue;
+    if (auto parts = dtype ? std::nullopt : parts_in_place(file, t, compute)) {
+      used.insert(used.end(), {parts->keys, parts->values});
+      in_parts.emplace_back(t.layer, std::move(*parts));
+      continue;
+    }
+    for (std::size_t i = 0; i < t.parameters.size(); ++i) {
       const Tensor tensor = gguf_parameter(file, t, i);
       const bool as_it_is = !dtype && is_matrix(t) && (is_quantized(tensor.dtype()) || tensor.dtype() == DType::kF16);
       tensors[t.parameters[i]] = as_it_is ? tensor : to_plain(tensor, is_matrix(t) ? compute : DType::kF32);
     }
     // The rows of the copy are used from now on; without this the map's would stay in memory beside them.
-    if (t.order.changes() || (t.latent && file.contains(t.name))) file.advise(t.name, io::Advice::kDontNeed);
+    if (t.order.changes()) file.advise(t.name, io::Advice::kDontNeed);
+    if (t.latent && !file.contains(t.latent->whole))
+      for (const std::string& name : {t.latent->keys, t.latent->values}) file.advise(name, io::Advice::kDontNeed);
   }
-  if (in_memory && options.repack) repack(parameters, tensors);
-  auto check = check_of(file.maps(), tensors);
+  if (in_memory && options.repack) repack(parameters, tensors, in_parts);
+  used.insert(used.end(), tensors.begin(), tensors.end());
+  auto check = check_of(file.maps(), used);
   ModelWeights weights = listed_weights(config, parameters, std::move(tensors));
+  for (auto& [layer, parts] : in_parts) weights.layers[static_cast<std::size_t>(layer)].kv_b = std::move(parts);
   weights.check_files = std::move(check);
   return weights;
 }

@@ -63,10 +63,10 @@ Tensor normed_backward(Context& ctx, const MlaSpec& s, const Tensor& dy, const T
   return ops::converted(ctx, dx, dy.dtype());
 }
 
-// A part of x, turned, in its place in `to`.
-void turn_part(Context& ctx, const Tensor& x, const Part& from, const Pass& pass, Tensor& to, const Part& at,
+// A part of x, turned as `dtype`, in its place in `to`.
+void turn_part(Context& ctx, const Tensor& x, const Part& from, const Pass& pass, DType dtype, Tensor& to, const Part& at,
                bool backward = false) {
-  Tensor rope = part_of(ctx, x, from, to.dtype());
+  Tensor rope = part_of(ctx, x, from, dtype);
   ops::apply_rope(ctx, rope, pass.rope, backward);
   ops::copy_heads(ctx, whole(rope, from.heads), {to, at});
 }
@@ -93,8 +93,9 @@ struct Queries {
   Tensor unnormed;   // f32 [T, q_rank]; empty where the token itself is projected
 };
 
-// Without the turned parts.
-Queries queries_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, const Tensor& query, DType dtype) {
+// Without the turned parts. absorbed: the dtype of that; parts of kv_b give any.
+Queries queries_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, const Tensor& query, DType dtype,
+                   DType absorbed) {
   const Parts parts(s);
   Queries q;
   if (s.q_rank > 0) {
@@ -103,9 +104,12 @@ Queries queries_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, co
   } else {
     q.projected = query;
   }
-  q.absorbed = ctx.empty(dtype, {query.dim(0), s.heads * s.cached()});
-  ops::head_linear_backward_input(ctx, {q.projected, parts.query_nope}, {w.kv_b.weight, parts.keys},
-                                  {q.absorbed, parts.latent});
+  q.absorbed = ctx.empty(absorbed, {query.dim(0), s.heads * s.cached()});
+  const HeadNumbers from{q.projected, parts.query_nope}, to{q.absorbed, parts.latent};
+  if (w.kv_b.in_parts())
+    ops::head_linear(ctx, from, {w.kv_b.keys, {s.heads, 0, s.kv_rank}}, to);
+  else
+    ops::head_linear_backward_input(ctx, from, {w.kv_b.weight, parts.keys}, to);
   return q;
 }
 
@@ -119,15 +123,24 @@ Latents latents_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, co
   const Parts parts(s);
   Latents l{ctx.empty(dtype, projected.shape()), part_of(ctx, projected, parts.row_latent, DType::kF32)};
   ops::copy_heads(ctx, whole(normed(ctx, s, l.unnormed, w.kv_a_norm, dtype)), {l.rows, parts.row_latent});
-  turn_part(ctx, projected, parts.row_rope, pass, l.rows, parts.row_rope);
+  turn_part(ctx, projected, parts.row_rope, pass, dtype, l.rows, parts.row_rope);
   return l;
 }
 
-// The values of what attention mixed of the latents, [T, H * value].
-Tensor values_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, const Tensor& mixed) {
+// What attention computes in. As in the other attention (attention.cpp); and in bf16 over a cache of bf16 where that is
+// faster, whatever the rest is: 16 heads and more of 576 numbers are worth it, and queries lose no more than keys did.
+DType attention_dtype(const Context& ctx, DType rest, DType keys) {
+  if (keys == DType::kBF16) return rest == DType::kBF16 || ops::prefers_bf16(ctx) ? DType::kBF16 : DType::kF32;
+  return rest == DType::kBF16 && keys == DType::kQ8_0 && ctx.device() == Device::kCuda ? DType::kBF16 : DType::kF32;
+}
+
+// The values of what attention mixed of the latents, [T, H * value]. Parts of kv_b take any dtype.
+Tensor values_of(Context& ctx, const MlaSpec& s, const AttentionWeights& w, const Tensor& mixed, DType dtype) {
   const Parts parts(s);
-  Tensor values = ctx.empty(mixed.dtype(), {mixed.dim(0), s.heads * s.value});
-  ops::head_linear(ctx, {mixed, parts.latent}, {w.kv_b.weight, parts.values}, whole(values, s.heads));
+  Tensor values = ctx.empty(dtype, {mixed.dim(0), s.heads * s.value});
+  const HeadRows rows =
+      w.kv_b.in_parts() ? HeadRows{w.kv_b.values, {s.heads, 0, s.value}} : HeadRows{w.kv_b.weight, parts.values};
+  ops::head_linear(ctx, {mixed, parts.latent}, rows, whole(values, s.heads));
   return values;
 }
 
@@ -155,8 +168,9 @@ void register_parameters(const MlaSpec& s, Index width, ParameterRegistry& r) {
   r.add("attention.kv_a.weight", {s.cached(), width}, turned(s.kv_rank),
         [](LayerTensors& l) -> Tensor& { return l.kv_a.weight; });
   r.add("attention.kv_a_norm.weight", {s.kv_rank}, kNorm, [](LayerTensors& l) -> Tensor& { return l.kv_a_norm; });
-  r.add("attention.kv_b.weight", {s.heads * (s.nope + s.value), s.kv_rank}, dense,
-        [](LayerTensors& l) -> Tensor& { return l.kv_b.weight; });
+  r.add(
+      "attention.kv_b.weight", {s.heads * (s.nope + s.value), s.kv_rank}, dense,
+      [](LayerTensors& l) -> Tensor& { return l.kv_b.weight; }, [](LayerTensors& l) -> LatentWeights& { return l.kv_b; });
   r.add("attention.o.weight", {width, s.heads * s.value}, kWeight, [](LayerTensors& l) -> Tensor& { return l.o.weight; });
 }
 
@@ -184,29 +198,28 @@ Tensor attention_forward(Context& ctx, const MlaSpec& spec, const AttentionWeigh
   mark(ctx, "projections");
   const Parts parts(spec);
   const Projected of = projected(ctx, spec, w, x);
-  Queries queries = queries_of(ctx, spec, w, of.query, x.dtype);
   KvPool* const pool = pass.batch.pool();
   Tensor keys;
   Latents latents;
   if (pool) keys = pool->k(layer);
+  const DType computed = attention_dtype(ctx, x.dtype, pool ? keys.dtype() : x.dtype);
+  Queries queries = queries_of(ctx, spec, w, of.query, x.dtype, w.kv_b.in_parts() ? computed : x.dtype);
   if (!pool || saved ||
       !ops::store_latents(ctx, {queries.projected, parts.query_rope}, {queries.absorbed, parts.latent_rope}, of.latent,
                           {w.kv_a_norm, static_cast<float>(spec.norm_eps)}, pass.rope, pass.slices, keys)) {
-    turn_part(ctx, queries.projected, parts.query_rope, pass, queries.absorbed, parts.latent_rope);
+    turn_part(ctx, queries.projected, parts.query_rope, pass, x.dtype, queries.absorbed, parts.latent_rope);
     latents = latents_of(ctx, spec, w, pass, of.latent, x.dtype);
     pool ? ops::store_rows(ctx, latents.rows, pass.slices, keys) : void(keys = latents.rows);
   }
-  // As in the other attention (attention.cpp).
-  const bool narrow = x.dtype == DType::kBF16 &&
-                      (keys.dtype() == DType::kBF16 || (keys.dtype() == DType::kQ8_0 && keys.device() == Device::kCuda));
-  const Tensor q = ops::converted(ctx, queries.absorbed, narrow ? DType::kBF16 : DType::kF32);
+  const Tensor q = ops::converted(ctx, queries.absorbed, computed);
   Tensor out = ctx.empty(q.dtype(), q.shape()), lse;
   if (saved) lse = ctx.empty(DType::kF32, {spec.heads, x.x.dim(0)});
   mark(ctx, "attention");
   ops::attention(ctx, shape_of(spec), q, keys, keys, pass.slices, out, saved ? &lse : nullptr);
   if (saved) *saved = {q, keys, {}, out, lse, queries.unnormed, latents.unnormed, queries.projected};
   mark(ctx, "projections");
-  return linear_forward(ctx, values_of(ctx, spec, w, ops::converted(ctx, out, x.dtype)), w.o, DType::kF32);
+  const Tensor mixed = w.kv_b.in_parts() ? out : ops::converted(ctx, out, x.dtype);
+  return linear_forward(ctx, values_of(ctx, spec, w, mixed, x.dtype), w.o, DType::kF32);
 }
 
 Tensor attention_backward(Context& ctx, const MlaSpec& spec, const AttentionWeights& w, const Pass& pass, const Tensor& h,
@@ -215,7 +228,7 @@ Tensor attention_backward(Context& ctx, const MlaSpec& spec, const AttentionWeig
   const DType dtype = h.dtype();
   mark(ctx, "projections, backward");
   if (!add_grads) ctx.fill_zero(grads.kv_b.weight);
-  const Tensor values = values_of(ctx, spec, w, saved.out);
+  const Tensor values = values_of(ctx, spec, w, saved.out, dtype);
   Tensor dvalues = ctx.empty(dtype, values.shape());
   linear_backward(ctx, {{dy, w.o, grads.o}}, values, add_grads, dvalues);
   const HeadNumbers value_grads = whole(dvalues, spec.heads);
@@ -235,7 +248,7 @@ Tensor attention_backward(Context& ctx, const MlaSpec& spec, const AttentionWeig
   ops::head_linear(ctx, absorbed_grads, {w.kv_b.weight, parts.keys}, {dprojected, parts.query_nope});
   ops::head_linear_backward_weight(ctx, {saved.q_projected, parts.query_nope}, absorbed_grads,
                                    {grads.kv_b.weight, parts.keys});
-  turn_part(ctx, dq, parts.latent_rope, pass, dprojected, parts.query_rope, /*backward=*/true);
+  turn_part(ctx, dq, parts.latent_rope, pass, dtype, dprojected, parts.query_rope, /*backward=*/true);
 
   // A row is key and value: its gradient is the sum of both.
   Tensor drows = ops::converted(ctx, dk, DType::kF32);
@@ -244,7 +257,7 @@ Tensor attention_backward(Context& ctx, const MlaSpec& spec, const AttentionWeig
                                          w.kv_a_norm, grads.kv_a_norm, add_grads);
   Tensor dkv_a = ctx.empty(dtype, drows.shape());
   ops::copy_heads(ctx, whole(dlatent), {dkv_a, parts.row_latent});
-  turn_part(ctx, drows, parts.row_rope, pass, dkv_a, parts.row_rope, /*backward=*/true);
+  turn_part(ctx, drows, parts.row_rope, pass, dtype, dkv_a, parts.row_rope, /*backward=*/true);
 
   Tensor dh = ctx.empty(dtype, h.shape());
   if (spec.q_rank == 0) {

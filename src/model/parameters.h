@@ -18,6 +18,7 @@
 
 namespace dsmoe {
 
+struct LatentWeights;
 struct LayerTensors;
 struct ModelTensors;
 
@@ -52,7 +53,7 @@ struct ParameterTraits {
   // Files may have them in another order than memory: row_order.h.
   // The first `before` of a head are no part of that: rotary positions turn what follows them.
   Index head_dim = 0, rotary = 0, before = 0;
-  bool dense = false;  // a matrix that is never kept in quantized blocks or f16, whatever a file has
+  bool dense = false;  // a matrix that a GPU never keeps in quantized blocks, whatever a file has
 };
 
 enum class ExpertPart : std::uint8_t { kGate, kUp, kDown };
@@ -68,6 +69,8 @@ struct ExpertPlace {
 using ModelPlace = Tensor& (*)(ModelTensors&);
 using LayerPlace = Tensor& (*)(LayerTensors&);
 using Place = std::variant<ModelPlace, LayerPlace, ExpertPlace>;
+// What a layer may have in parts instead, see LatentWeights.
+using PartsPlace = LatentWeights& (*)(LayerTensors&);
 
 struct Parameter {
   std::string name;       // as in the checkpoint; the family's
@@ -77,6 +80,7 @@ struct Parameter {
   Place place;
   Index layer = -1;   // -1 outside the layers
   Index expert = -1;  // -1 outside the routed experts
+  PartsPlace parts = nullptr;
 
   bool in(ParameterGroup group) const { return traits.group == group; }
 };
@@ -99,8 +103,8 @@ class ParameterRegistry {
   void add(std::string_view role, Shape shape, const ParameterTraits& traits, ModelPlace at) {
     visit_({{}, role, shape, traits, at, -1, -1});
   }
-  void add(std::string_view role, Shape shape, const ParameterTraits& traits, LayerPlace at) {
-    visit_({{}, role, shape, traits, at, layer_, -1});
+  void add(std::string_view role, Shape shape, const ParameterTraits& traits, LayerPlace at, PartsPlace parts = nullptr) {
+    visit_({{}, role, shape, traits, at, layer_, -1, parts});
   }
   void add(std::string_view role, Shape shape, const ParameterTraits& traits, ExpertPlace at, Index expert = -1) {
     visit_({{}, role, shape, traits, at, layer_, expert});

@@ -53,7 +53,7 @@ Index quantized_bytes(const Parameter& p, Index block_bytes) {
   constexpr Index kBlock = 32;
   const Index n = p.shape.numel();
   if (!is_matrix(p)) return 4 * n;
-  return p.shape[1] % kBlock == 0 && !p.traits.dense ? n / kBlock * block_bytes : 2 * n;
+  return p.shape[1] % kBlock == 0 ? n / kBlock * block_bytes : 2 * n;
 }
 
 }  // namespace

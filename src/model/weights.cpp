@@ -40,13 +40,20 @@ Tensor* tensor_of(ModelTensors& m, const Parameter& p) {
 
 const Tensor* tensor_of(const ModelTensors& m, const Parameter& p) { return tensor_of(const_cast<ModelTensors&>(m), p); }
 
+const LatentWeights* parts_of(const ModelTensors& m, const Parameter& p) {
+  if (p.parts == nullptr) return nullptr;
+  const LatentWeights& w = p.parts(const_cast<ModelTensors&>(m).layers.at(static_cast<std::size_t>(p.layer)));
+  return w.in_parts() ? &w : nullptr;
+}
+
 // Of every matrix that rows are multiplied with, and the embedding.
 bool all_of(const ModelSpec& spec, const ModelWeights& w, DType dtype) {
   for (const LayerTensors& l : w.layers)
     if (l.experts.mixed() || l.experts.dtype() != dtype) return false;
   for (const Parameter& p : registered_parameters(spec))
-    if (const Tensor* const t = is_matrix(p) ? tensor_of(w, p) : nullptr)
-      if (t->numel() > 0 && t->dtype() != dtype) return false;
+    if (is_matrix(p) && !std::holds_alternative<ExpertPlace>(p.place))
+      for (const ModelTensors::Stored& s : w.stored(p))
+        if (s.numbers > 0 && s.dtype != dtype) return false;
   return true;
 }
 
@@ -108,7 +115,15 @@ bool ModelTensors::holds(const Parameter& p) const {
          (share.first(place->experts) <= p.expert && p.expert < share.last(place->experts));
 }
 
+std::vector<ModelTensors::Stored> ModelTensors::stored(const Parameter& p) const {
+  if (const LatentWeights* const parts = parts_of(*this, p))
+    return {{parts->keys.dtype(), parts->keys.numel()}, {parts->values.dtype(), parts->values.numel()}};
+  const Tensor* const t = tensor_of(*this, p);
+  return {{t ? t->dtype() : view(p).tensor.dtype(), t ? t->numel() : p.shape.numel()}};
+}
+
 TensorView ModelTensors::view(const Parameter& p) const {
+  if (const LatentWeights* const parts = parts_of(*this, p)) return TensorView(parts->whole());
   if (const Tensor* const t = tensor_of(*this, p)) return TensorView(*t);
   return expert_view(layers.at(static_cast<std::size_t>(p.layer)).experts, std::get<ExpertPlace>(p.place), p, share);
 }
@@ -120,7 +135,9 @@ DType activation_dtype(const ModelSpec& spec, const ModelWeights& w) {
 
 bool has_quantized(const ModelSpec& spec, const ModelWeights& w) {
   for (const Parameter& p : registered_parameters(spec))
-    if (is_matrix(p) && w.holds(p) && is_quantized(w.view(p).tensor.dtype())) return true;
+    if (is_matrix(p) && w.holds(p))
+      for (const ModelTensors::Stored& s : w.stored(p))
+        if (is_quantized(s.dtype)) return true;
   return false;
 }
 

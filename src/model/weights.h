@@ -10,6 +10,7 @@
 #include "dsmoe/model_config.h"
 #include "dsmoe/moe.h"
 #include "dsmoe/tensor.h"
+#include "model/latent_weights.h"
 #include "model/parameters.h"
 
 namespace dsmoe {
@@ -24,7 +25,8 @@ struct LayerTensors {
   Tensor input_norm, post_attention_norm;  // [D]
   LinearWeights q, k, v, o;
   // Of latent attention; q takes what q_a and its norm give, if they are there.
-  LinearWeights q_a, kv_a, kv_b;
+  LinearWeights q_a, kv_a;
+  LatentWeights kv_b;
   Tensor q_a_norm, kv_a_norm;
   Tensor q_norm, k_norm;   // [head_dim], or one weight per number of a token; empty without such norms
   Tensor gate, gate_bias;  // the router of a MoE layer
@@ -59,7 +61,15 @@ struct ModelTensors {
   void check() const {                           // at the end of whatever read the tensors
     if (check_files) check_files();
   }
-  TensorView view(const Parameter& parameter) const;  // the numbers that a name of the list stands for
+  // The numbers that a name of the list stands for: where they lie, or a copy of what is stored in parts.
+  TensorView view(const Parameter& parameter) const;
+  // In what they are stored.
+  struct Stored {
+    DType dtype;
+    Index numbers;
+    std::size_t bytes() const { return row_bytes(dtype, numbers); }
+  };
+  std::vector<Stored> stored(const Parameter& parameter) const;
   Tensor dense(const Parameter& parameter) const { return view(parameter).dense(); }
   Tensor fetched(const Parameter& parameter) const { return view(parameter).fetched(); }  // in this machine's memory
 };

@@ -102,11 +102,12 @@ bool store_latents(Context& ctx, const HeadNumbers& from, const HeadNumbers& to,
   check(kOp, "projected", projected, DType::kF32, tokens, rank + angles.head_dim());
   check(kOp, "cache", cache, cache.dtype(), rows_of(cache), projected.dim(1));
   require(from.part.heads == to.part.heads && from.part.width == angles.head_dim() && to.part.width == angles.head_dim() &&
-              from.x.dtype() == to.x.dtype() && from.x.dim(0) == tokens && to.x.dim(0) == tokens,
+              from.x.dim(0) == tokens && to.x.dim(0) == tokens,
           "[{}] queries of {} heads and {} numbers do not go to {} and {}", kOp, from.part.heads, from.part.width,
           to.part.heads, to.part.width);
   check_slices(kOp, slices, tokens, rows_of(cache));
-  return ctx.backend() == Backend::kCuda && cuda::store_latents(ctx, from, to, projected, norm, angles, slices, cache);
+  return ctx.backend() == Backend::kCuda && from.x.dtype() == to.x.dtype() &&
+         cuda::store_latents(ctx, from, to, projected, norm, angles, slices, cache);
 }
 
 namespace {
@@ -163,6 +164,11 @@ void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const
       ctx, [&] { ref::attention(shape, q, k, v, slices, out, lse); },
       [&] { cpu::attention(ctx, shape, q, k, v, slices, out, lse); },
       [&] { cuda::attention(ctx, shape, q, k, v, slices, out, lse); });
+}
+
+bool prefers_bf16(const Context& ctx) {
+  return on_backend(
+      ctx, [] { return false; }, [] { return cpu::prefers_bf16(); }, [] { return true; });
 }
 
 void attention_backward(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,

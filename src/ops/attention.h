@@ -26,6 +26,8 @@ struct AttentionShape {
   float scale = 1.0f;  // of the scores before the softmax, over 0: 1 / sqrt(head_dim)
   // Over 0: k and v are the same tensor, and of a head's result these first numbers are wanted. The others are finite.
   Index values = 0;
+
+  Index mixed() const { return values > 0 ? values : head_dim; }  // numbers of a result that are computed
 };
 
 // Writes the rows of a batch, [T, N] f32 or bf16, to the places of their positions in `cache` (another f32, bf16 or q8_0
@@ -64,6 +66,9 @@ Tensor project_and_store(Context& ctx, const AddNorm& x, const QkvWeights& w, co
 void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                const Slices& slices, Tensor& out, Tensor* lse = nullptr);
 
+// Whether attention over a cache of bf16 takes less time with queries that are rounded to bf16 than with f32 ones.
+bool prefers_bf16(const Context& ctx);
+
 // The gradient of attention() over whole sequences whose keys and values are in the batch: every slice is from position
 // 0, with tiles first_row + i * kAttentionTile. q, k, v, out, lse as there (k and v [T, KVH * head_dim]), dout [T, H *
 // head_dim]. dq, dk, dv are in the shapes of q, k, v, and overwritten: f32, or all three in the dtype of q, which the f32
@@ -82,6 +87,7 @@ void attention_backward(const AttentionShape& shape, const Tensor& q, const Tens
 }  // namespace ref
 
 namespace cpu {
+bool prefers_bf16();
 void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache);
 void attention(Context& ctx, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
                const Slices& slices, Tensor& out, Tensor* lse);

@@ -1,5 +1,5 @@
 // Products that every head has for itself, and parts of heads: what latent attention (MLA) does beside projections and
-// attention. Tensors are f32 or bf16; x, w and y of a product have one dtype, sums are f32.
+// attention. Tensors are f32 or bf16; x, w and y of a product have one dtype, unless it says otherwise; sums are f32.
 #pragma once
 
 #include "dsmoe/context.h"
@@ -29,7 +29,8 @@ struct HeadRows {
 // to = from, rounded where their dtypes differ. The same heads and width.
 void copy_heads(Context& ctx, const HeadNumbers& from, HeadNumbers to);
 
-// y_h = x_h · W_hᵀ for every head: x has parts of K numbers, y as many as W_h has rows.
+// y_h = x_h · W_hᵀ for every head: x has parts of K numbers, y as many as W_h has rows. But on a GPU, w may be of any other
+// dtype, and x and y f32 or bf16 each: a product of ops/mixed.h, of x in f32, rounded at the end.
 void head_linear(Context& ctx, const HeadNumbers& x, const HeadRows& w, HeadNumbers y);
 
 // dx_h = dy_h · W_h: the gradient of head_linear(), and the same product turned round for forward.

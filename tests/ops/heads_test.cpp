@@ -86,6 +86,69 @@ TEST(OpsHeads, ARowHasTheSameBitsAloneAndForAnyNumberOfThreads) {
   }
 }
 
+// Numbers in f32 or bf16, and heads' matrices as a file has them.
+struct MixedHeadCase {
+  HeadNumbers x, y;
+  HeadRows w;
+
+  MixedHeadCase(DType type, Index tokens, test::Draw& draw, std::uint64_t seed) {
+    const DType from = draw(2) ? DType::kF32 : DType::kBF16, to = draw(2) || from == type ? DType::kF32 : DType::kBF16;
+    const Index unit = block_of(type).numbers, heads = draw.between(1, 4);
+    const Index inner = unit * draw.between(1, unit == 256 ? 3 : unit == 32 ? 20 : 200);
+    const Index first = draw.between(0, 5), width = draw.between(1, 90), rows = first + width + draw.between(0, 5);
+    const Index before = draw.between(0, 7), after = draw.between(0, 7);
+    x = {random_tensor(from, {tokens, heads * (before + inner + after)}, seed), {heads, before, inner}};
+    w = {test::random_weights(type, {heads * rows, inner}, seed + 1), {heads, first, width}};
+    y = {random_tensor(to, {tokens, heads * (after + width)}, seed + 2), {heads, after, width}};
+  }
+  Tensor forward(Context& ctx) const {
+    HeadNumbers to{y.x.clone(), y.part};
+    ops::head_linear(ctx, x, w, to);
+    return to.x;
+  }
+  MixedHeadCase rows_of(Index from, Index to) const {
+    MixedHeadCase some = *this;
+    some.x.x = x.x.rows(from, to), some.y.x = y.x.rows(from, to);
+    return some;
+  }
+};
+
+constexpr DType kStored[] = {DType::kF16,  DType::kBF16, DType::kQ8_0, DType::kQ4_0,
+                             DType::kQ5_0, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K};
+
+TEST(OpsHeads, OfAFilesMatricesCpuAgainstRef) {
+  Context cpu(3), ref(1, Backend::kRef);
+  test::Draw draw(83);
+  for (const DType type : kStored)
+    for (std::uint64_t round = 0; round < test::rounds(8u); ++round) {
+      const MixedHeadCase c(type, round == 7 ? 130 : draw(round % 2 ? 20 : 5), draw, 10 * round);
+      const double limit = is_quantized(type) && c.y.x.dtype() == DType::kF32 ? test::quantized_limit(c.w.w.dim(1))
+                                                                              : test::limit(c.y.x.dtype(), c.w.w.dim(1));
+      const Tensor got = c.forward(cpu), want = c.forward(ref);
+      EXPECT_TRUE(test::close(got, want, limit)) << to_string(type);
+      Index changed = 0;
+      for (Index i = 0; i < got.numel(); ++i)
+        changed += i % c.y.dim() < c.y.part.first && test::value(got, i) != test::value(c.y.x, i);
+      EXPECT_EQ(changed, 0) << "numbers outside the part stay";
+    }
+}
+
+TEST(OpsHeads, OfAFilesMatricesARowHasTheSameBitsAloneAndForAnyNumberOfThreads) {
+  Context one(1), three(3);
+  test::Draw draw(84);
+  for (const DType type : kStored)
+    for (std::uint64_t round = 0; round < test::rounds(4u); ++round) {
+      const Index tokens = round == 0 ? 131 : draw.between(1, 20);  // the last block of rows is one of few
+      const MixedHeadCase c(type, tokens, draw, 10 * round);
+      const Tensor all = c.forward(three);
+      EXPECT_TRUE(test::same_bits(c.forward(one), all)) << to_string(type);
+      for (Index t = 0; t < tokens; t += 1 + t / 3) {
+        const Index end = std::min(tokens, t + 1 + t % 6);
+        EXPECT_TRUE(test::same_bits(c.rows_of(t, end).forward(one), all.rows(t, end))) << to_string(type) << " " << t;
+      }
+    }
+}
+
 TEST(OpsHeads, GradientsAgainstFiniteDifferences) {
   for (const Backend backend : {Backend::kCpu, Backend::kRef}) {
     Context ctx(1, backend);
@@ -116,12 +179,21 @@ TEST(OpsHeads, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refused([&] { ops::copy_heads(ctx, {x, {2, 2, 3}}, {x, half}); }, {"2 to 5 of heads of 4"}));
   EXPECT_TRUE(refused([&] { ops::copy_heads(ctx, {x, {2, 0, 3}}, {x, half}); }, {"3 of 2 heads"}));
   EXPECT_TRUE(refused([&] { ops::head_linear(ctx, {x, half}, {w, {2, 0, 3}}, {x, {2, 0, 2}}); }, {"parts of 2 and 4"}));
-  EXPECT_TRUE(refused([&] { ops::head_linear(ctx, {narrow, half}, {w, {2, 0, 3}}, {x, {2, 0, 3}}); }, {"one dtype"}));
+  const auto back = [&](const Tensor& dy, const Tensor& dx) {
+    ops::head_linear_backward_input(ctx, {dy, {2, 0, 3}}, {w, {2, 0, 3}}, {dx, half});
+  };
+  EXPECT_TRUE(refused([&] { back(x, narrow); }, {"one dtype"}));
+  EXPECT_TRUE(refused([&] { back(narrow, narrow); }, {"weights are f32", "bf16"}));
+  // Blocks are multiplied forward, along their rows, alone.
+  const Tensor blocks = test::random_weights(DType::kQ8_0, {6, 32}, 1), wide(DType::kF32, {2, 64}),
+               some(DType::kF32, {2, 6});
+  const Part all{2, 0, 32}, three{2, 0, 3};
+  EXPECT_NO_THROW(ops::head_linear(ctx, {wide, all}, {blocks, three}, {some, three}));
   EXPECT_TRUE(refused(
       [&] {
-        ops::head_linear(ctx, {narrow, half}, {w, {2, 0, 3}}, {narrow, {2, 0, 3}});
+        ops::head_linear_backward_input(ctx, {some, three}, {blocks, three}, {wide, all});
       },
-      {"weights are f32", "bf16"}));
+      {"weights are q8_0", "f32"}));
 }
 
 }  // namespace

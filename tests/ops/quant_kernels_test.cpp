@@ -256,22 +256,23 @@ INSTANTIATE_TEST_SUITE_P(All, QuantTables, ::testing::ValuesIn(tables()),
 // Integers are exact and the order of sums is fixed: with multiply-adds in hardware, the bits are the same everywhere.
 // Kernels read past the end of a row, into the next one, where that saves time.
 TEST_P(QuantTables, ARowOfWeightsDoesNotTouchTheOthers) {
-  for (const DType dtype : kTypes) {
-    const Index k = block_of(dtype).numbers == 32 ? 32 * 20 : 256 * 3;  // a chunk of 16 blocks, and part of one
-    const Tensor x = test::random_tensor(DType::kF32, {1, k}, 1), w = test::random_weights(dtype, {5, k}, 2);
-    Tensor poisoned = w.clone();
-    Tensor row = poisoned.rows(3, 4);
-    std::memset(row.raw_mutable(), 0xff, row.bytes());  // scales that are NaN
-    for (const bool many : {false, true}) {
-      const Tensor good = product(dtype, x, w, many), bad = product(dtype, x, poisoned, many);
-      for (Index j = 0; j < 5; ++j) {
-        if (j == 3)
-          EXPECT_TRUE(std::isnan(bad.data<float>()[j])) << to_string(dtype);
-        else
-          EXPECT_EQ(bad.data<float>()[j], good.data<float>()[j]) << to_string(dtype) << " " << j;
+  for (const DType dtype : kTypes)
+    for (const Index units : {1, 3, 20}) {  // several rows in a chunk of 16 blocks; a chunk, and part of one
+      const Index k = units * block_of(dtype).numbers;
+      const Tensor x = test::random_tensor(DType::kF32, {1, k}, 1), w = test::random_weights(dtype, {5, k}, 2);
+      Tensor poisoned = w.clone();
+      Tensor row = poisoned.rows(3, 4);
+      std::memset(row.raw_mutable(), 0xff, row.bytes());  // scales that are NaN
+      for (const bool many : {false, true}) {
+        const Tensor good = product(dtype, x, w, many), bad = product(dtype, x, poisoned, many);
+        for (Index j = 0; j < 5; ++j) {
+          if (j == 3)
+            EXPECT_TRUE(std::isnan(bad.data<float>()[j])) << to_string(dtype);
+          else
+            EXPECT_EQ(bad.data<float>()[j], good.data<float>()[j]) << to_string(dtype) << " " << j;
+        }
       }
     }
-  }
 }
 
 TEST(QuantKernels, TheSameBitsOnEveryInstructionSetWithMultiplyAdds) {

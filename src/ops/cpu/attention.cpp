@@ -61,15 +61,15 @@ void times_tile(const KernelTable& kt, const AttentionShape& s, const Rows& rows
              m.panels);
 }
 
-// to [rows, head_dim] = x [rows, keys] · y, with y like k.
+// to [rows, columns] = x [rows, keys] · the first columns of y, which is like k.
 template <class T, class S>
 void mix_tile(const KernelTable& kt, const AttentionShape& s, const Rows& rows, Index tile, const T* x, const S* y,
-              float* to, Memory<T>& m) {
+              Index columns, float* to, Memory<T>& m) {
   const KvLines<T> lines = lines_of_tile(kt, s, rows, tile, y, m);
   list_lines(m.a, rows.count(), x, kTile);
   list_lines(m.b, rows.keys(tile), lines.first, lines.stride);
-  product<T>(kt, rows.count(), s.head_dim, rows.keys(tile), {m.a, Lines::kAlong}, {m.b, Lines::kAcross}, to, s.head_dim,
-             false, m.panels);
+  product<T>(kt, rows.count(), columns, rows.keys(tile), {m.a, Lines::kAlong}, {m.b, Lines::kAcross}, to, columns, false,
+             m.panels);
 }
 
 // Rounds f32 rows [rows, kTile] to storage where that is not f32.
@@ -96,7 +96,7 @@ void attend_tile(const KernelTable& kt, const AttentionShape& s, const Rows& row
     std::fill(score + visible, score + keys, 0.0f);
   }
   const T* const p = stored(kt, rows, keys, m.scores, m.probabilities);
-  mix_tile(kt, s, rows, tile, p, v, to.mixed, m);
+  mix_tile(kt, s, rows, tile, p, v, s.mixed(), to.mixed, m);
 }
 
 template <class T, class S>
@@ -107,7 +107,7 @@ void attention_by_blocks(Context& ctx, const AttentionShape& s, std::span<const 
   ctx.pool().run(s.kv_heads * static_cast<Index>(blocks.size()), [&](Index task, int worker) {
     const Block& block = blocks[static_cast<std::size_t>(task / s.kv_heads)];
     const Rows rows = block.rows(task % s.kv_heads);
-    const Index most_rows = block.slice->most_rows(), floats = Partial::floats(most_rows, s.head_dim);
+    const Index most_rows = block.slice->most_rows(), floats = Partial::floats(most_rows, s.mixed());
     Memory<T> m(ctx, worker, kt, most_rows, 2 * floats, wide);
     const Partial total = Partial::at(m.rows, rows.count()), next = Partial::at(m.rows + floats, rows.count());
     attend_tile(kt, s, rows, 0, q, k, v, total, m);
@@ -145,6 +145,8 @@ void store_quantized(Context& ctx, const Tensor& rows, Tensor& to) {
 
 }  // namespace
 
+bool prefers_bf16() { return attention_kernels().bf16_dot; }
+
 void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& cache) {
   for (const Slice& slice : slices) {
     for (Index p = slice.first_position; p < slice.length();) {  // the rows of one tile after another
@@ -164,20 +166,34 @@ void store_rows(Context& ctx, const Tensor& rows, const Slices& slices, Tensor& 
 
 namespace {
 
+// Parts of the heads that share one head of keys, each of which has few rows; 0: there are none.
+Index parts_of_few(const AttentionShape& s, const Slice& slice) {
+  constexpr Index kMost = 4;  // keys are read once for each; a product packs them once for all
+  const Index group = s.heads / s.kv_heads;
+  for (Index parts = 1; parts <= std::min(group, s.kv_heads == 1 ? kMost : 1); ++parts)
+    if (few_rows(attention_kernels(), s, Blocking(s, slice, 0, parts))) return parts;
+  return 0;
+}
+
 // Where few queries share one head of keys, as in decoding with latent attention, threads take some of the heads each.
 std::vector<Blocking> cut_for_threads(const Context& ctx, const AttentionShape& s, const Slices& slices) {
   constexpr Index kFewestHeads = 4;  // keys are read once for each part
-  std::vector<Blocking> cuts = cut(s, slices);
+  const Index most = std::max<Index>(1, s.heads / s.kv_heads / kFewestHeads);
+  std::vector<Index> few;
   Index tasks = 0;
-  for (const Blocking& c : cuts) tasks += few_rows(attention_kernels(), s, c) ? 0 : s.kv_heads * c.blocks();
+  for (const Slice& slice : slices) {
+    few.push_back(parts_of_few(s, slice));
+    // Tasks of few rows take as long as each other; of blocks, each thread should have two.
+    if (few.back() == 0) tasks += s.kv_heads * Blocking(s, slice).blocks();
+    if (few.back() > 0 && s.kv_heads == 1) tasks += 2 * few.back() * Slice::tiles_of(slice.length());
+  }
   const Index wanted = ctx.threads() > 1 ? 2 * ctx.threads() : 1,
-              most = std::max<Index>(1, s.heads / s.kv_heads / kFewestHeads);
-  const Index parts = tasks > 0 ? std::clamp<Index>(wanted / tasks, 1, most) : 1;
-  if (parts == 1) return cuts;
+              times = tasks > 0 ? std::max<Index>(1, wanted / tasks) : 1;
   std::vector<Blocking> out;
-  for (const Blocking& c : cuts) {
-    const Index of = few_rows(attention_kernels(), s, c) ? 1 : parts;
-    for (Index part = 0; part < of; ++part) out.emplace_back(s, c.slice, part, of);
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    const Index least = std::max<Index>(1, few[i]);
+    const Index parts = few[i] > 0 && s.kv_heads > 1 ? 1 : std::max(least, std::min(times * least, most));
+    for (Index part = 0; part < parts; ++part) out.emplace_back(s, slices[i], part, parts);
   }
   return out;
 }
@@ -190,7 +206,8 @@ void attention(Context& ctx, const AttentionShape& s, const Tensor& q, const Ten
   std::vector<Block> few, many;
   for (const Blocking& slice : cuts) {
     // The last block first: it has the most keys, and the short ones at the end leave no thread waiting for long.
-    std::vector<Block>& list = few_rows(attention_kernels(), s, slice) && slice.group == slice.all ? few : many;
+    const bool whole = slice.group == slice.all || s.kv_heads == 1;
+    std::vector<Block>& list = whole && few_rows(attention_kernels(), s, slice) ? few : many;
     for (Index block = slice.blocks(); block-- > 0;) list.push_back({&slice, block});
   }
   float* const log_sums = lse ? lse->data<float>() : nullptr;
@@ -233,7 +250,7 @@ struct Backward {
     const T* const p = stored(kt, rows, count, m.scores, m.probabilities);
     const T* const ds = stored(kt, rows, count, m.slopes, m.gradient);
     if (queries) {
-      mix_tile(kt, s, rows, tile, ds, k, m.rows, m);
+      mix_tile(kt, s, rows, tile, ds, k, s.head_dim, m.rows, m);
       for (Index r = 0; r < rows.count(); ++r) {
         float* const to = dq + rows.offset(r, s);
         if (tile == 0) std::fill(to, to + s.head_dim, 0.0f);

@@ -99,20 +99,33 @@ class TileOfHeads {
     }
   }
 
+  // The sums over blocks of kDepth units are added in order, as in a product.
   void dot(const T* const* a, const KvLines<T>& x, Index count, float* to, Pieces ahead) const {
+    constexpr Index kNumbers = kDepth * static_cast<Index>(sizeof(float) / sizeof(T));
+    const Index m = rows_.count();
+    dot_block(a, x, std::min(kNumbers, s_.head_dim), count, to, kTile, ahead);
+    for (Index p = kNumbers; p < s_.head_dim; p += kNumbers) {
+      const T* rest[kMostRows];
+      alignas(64) float sums[kMostRows * kKeysPerStep];
+      for (Index r = 0; r < m; ++r) rest[r] = a[r] + p;
+      dot_block(rest, {x.first + p, x.stride}, std::min(kNumbers, s_.head_dim - p), count, sums, kKeysPerStep, Pieces{});
+      for (Index r = 0; r < m; ++r) kt_.add_scaled(count, 1.0f, sums + r * kKeysPerStep, to + r * kTile);
+    }
+  }
+  void dot_block(const T* const* a, const KvLines<T>& x, Index k, Index count, float* to, Index ldc, Pieces ahead) const {
     const int m = static_cast<int>(rows_.count());
     if constexpr (sizeof(T) == 4) {
-      kt_.dot_lines_f32(s_.head_dim, a, m, x.first, x.stride, count, to, kTile, ahead);
+      kt_.dot_lines_f32(k, a, m, x.first, x.stride, count, to, ldc, ahead);
     } else {
-      kt_.dot_lines_bf16(s_.head_dim, bits(a), m, *bits(&x.first), x.stride, count, to, kTile, ahead);
+      kt_.dot_lines_bf16(k, bits(a), m, *bits(&x.first), x.stride, count, to, ldc, ahead);
     }
   }
   void mix(const T* const* a, const KvLines<T>& x, Index count, float* to, bool go_on, Pieces ahead) const {
     const int m = static_cast<int>(rows_.count());
     if constexpr (sizeof(T) == 4) {
-      kt_.mix_lines_f32(count, a, m, x.first, x.stride, s_.head_dim, to, s_.head_dim, go_on, ahead);
+      kt_.mix_lines_f32(count, a, m, x.first, x.stride, s_.mixed(), to, s_.mixed(), go_on, ahead);
     } else {
-      kt_.mix_lines_bf16(count, bits(a), m, *bits(&x.first), x.stride, s_.head_dim, to, s_.head_dim, go_on, ahead);
+      kt_.mix_lines_bf16(count, bits(a), m, *bits(&x.first), x.stride, s_.mixed(), to, s_.mixed(), go_on, ahead);
     }
   }
   static const std::uint16_t* const* bits(const T* const* x) { return reinterpret_cast<const std::uint16_t* const*>(x); }
@@ -130,8 +143,7 @@ class TileOfHeads {
 }  // namespace
 
 bool few_rows(const KernelTable& kt, const AttentionShape& s, const Blocking& slice) {
-  // A head's row must be one chain in the product as well.
-  return slice.most_rows() <= std::min<Index>(kt.mr, kMostRows) && s.head_dim <= kDepth && s.head_dim % 2 == 0;
+  return slice.most_rows() <= std::min<Index>(kt.mr, kMostRows) && s.head_dim % 2 == 0;
 }
 
 template <class T, class S>
@@ -149,13 +161,13 @@ void attention_few_rows(Context& ctx, const AttentionShape& s, std::span<const B
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     const Index tiles = blocks[b].rows(0).tiles();
     first[b] = floats;
-    floats += s.kv_heads * tiles * Partial::floats(blocks[b].slice->most_rows(), s.head_dim);
+    floats += s.kv_heads * tiles * Partial::floats(blocks[b].slice->most_rows(), s.mixed());
     for (Index tile = 0; tile < tiles; ++tile) all.push_back({b, tile});
   }
   Tensor memory = ctx.empty(DType::kF32, {floats});
   float* const partials = memory.data<float>();
   const auto partial = [&](std::size_t b, const Rows& rows, Index tile) {
-    const Index size = Partial::floats(blocks[b].slice->most_rows(), s.head_dim);
+    const Index size = Partial::floats(blocks[b].slice->most_rows(), s.mixed());
     return Partial::at(partials + first[b] + (rows.kv_head * rows.tiles() + tile) * size, rows.count());
   };
   // A task takes all heads, unless that leaves too few tasks.

@@ -124,7 +124,7 @@ struct Block {
 struct Partial {
   float* largest;  // [rows] of the scores before scaling
   float* sum;      // [rows] of e^(scale * score)
-  float* mixed;    // [rows, head_dim]: the values weighted with e^(scale * score)
+  float* mixed;    // [rows, shape.mixed()]: the values weighted with e^(scale * score)
 
   static Index floats(Index rows, Index dim) { return rows * (2 + dim); }
   static Partial at(float* memory, Index rows) { return {memory, memory + rows, memory + 2 * rows}; }
@@ -136,9 +136,9 @@ inline void merge(const KernelTable& kt, const AttentionShape& s, Index rows, Pa
     const float largest = std::max(total.largest[r], next.largest[r]);
     const float keep = std::exp(s.scale * (total.largest[r] - largest));
     const float add = std::exp(s.scale * (next.largest[r] - largest));
-    float* const mixed = total.mixed + r * s.head_dim;
-    kt.scale(s.head_dim, keep, mixed, mixed);
-    kt.add_scaled(s.head_dim, add, next.mixed + r * s.head_dim, mixed);
+    float* const mixed = total.mixed + r * s.mixed();
+    kt.scale(s.mixed(), keep, mixed, mixed);
+    kt.add_scaled(s.mixed(), add, next.mixed + r * s.mixed(), mixed);
     total.sum[r] = total.sum[r] * keep + next.sum[r] * add;
     total.largest[r] = largest;
   }
@@ -148,9 +148,11 @@ template <class T>
 void finish(const KernelTable& kt, const AttentionShape& s, const Rows& rows, Partial total, T* out, float* lse,
             Index tokens) {
   for (Index r = 0; r < rows.count(); ++r) {
-    float* const mixed = total.mixed + r * s.head_dim;
-    kt.scale(s.head_dim, 1 / total.sum[r], mixed, mixed);
-    from_f32(kt, s.head_dim, mixed, out + rows.offset(r, s));
+    float* const mixed = total.mixed + r * s.mixed();
+    T* const to = out + rows.offset(r, s);
+    kt.scale(s.mixed(), 1 / total.sum[r], mixed, mixed);
+    from_f32(kt, s.mixed(), mixed, to);
+    std::fill(to + s.mixed(), to + s.head_dim, T{});
     if (lse) lse[rows.head(r) * tokens + rows.query(r)] = s.scale * total.largest[r] + std::log(total.sum[r]);
   }
 }

@@ -48,21 +48,38 @@ void RoundedFor::add(DType weights, Index rows) {
   if (is_quantized(weights)) (streams(weights, rows) && !is_repacked(weights) ? few : many) = true;
 }
 
-MixedRows::MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedFor use) : x_(x), k_(k) {
+MixedRows::MixedRows(Context& ctx, const float* x, Index rows, Index k, Index stride, RoundedFor use)
+    : x_(x), k_(k), stride_(stride) {
+  round(ctx, rows, use, [this](Index r, int) { return floats(r); });
+}
+
+MixedRows::MixedRows(Context& ctx, const BFloat16* x, Index rows, Index k, Index stride, RoundedFor use)
+    : k_(k), stride_(stride) {
+  round(ctx, rows, use, [&](Index r, int worker) {
+    auto* const wide = static_cast<float*>(ctx.scratch(worker, static_cast<std::size_t>(k) * sizeof(float)));
+    to_f32(kernels(), k, x + r * stride, wide);
+    return wide;
+  });
+}
+
+// row(r, worker): the numbers of row r, until it is asked for the next.
+template <class Row>
+void MixedRows::round(Context& ctx, Index rows, RoundedFor use, Row row) {
   if (!use.few && !use.many) return;
+  const Index k = k_;
   const auto memory = [&](bool wanted, Index count, std::size_t bytes) {
     return wanted ? Tensor(DType::kU8, {rows * count * static_cast<Index>(bytes)}) : Tensor();
   };
-  const Index chunks = activation_chunks(k), stride = activation_stride(k);
+  const Index chunks = activation_chunks(k), blocks = activation_stride(k);
   few_ = memory(use.few, chunks, sizeof(ActivationChunk));
-  many_ = memory(use.many, stride, sizeof(ActivationBlock));
+  many_ = memory(use.many, blocks, sizeof(ActivationBlock));
   auto* const few = static_cast<ActivationChunk*>(few_.raw_mutable());
   auto* const many = static_cast<ActivationBlock*>(many_.raw_mutable());
   const auto quantize = kernels().quant->quantize;
   constexpr Index kRowsPerTask = 8;  // waking a thread costs more than fewer
-  each_block(ctx, rows, kRowsPerTask, [&](Index first, Index last, int) {
+  each_block(ctx, rows, kRowsPerTask, [&](Index first, Index last, int worker) {
     for (Index r = first; r < last; ++r)
-      quantize(k, x + r * k, use.few ? few + r * chunks : nullptr, use.many ? many + r * stride : nullptr);
+      quantize(k, row(r, worker), use.few ? few + r * chunks : nullptr, use.many ? many + r * blocks : nullptr);
   });
 }
 
@@ -171,6 +188,8 @@ void MixedProduct::many(const ActivationBlock* const* rows, Index m, Index block
   const Index tiles = (m + q.mr - 1) / q.mr;
   // As many chains at a time as a near cache holds of a panel.
   const Index chains = std::clamp<Index>(kPanelBlocks / std::max<Index>(1, blocks / kQuantChains), 1, kQuantChains);
+  // Of chains without blocks one is enough: it makes -0 a 0 as all of them do.
+  const Index all_chains = std::min(kQuantChains, blocks + 1);
   // A panel's bytes are fetched while the one before is worked on, a few lines with every block.
   const Index bytes = q.nr * w.row_bytes, per_block = (bytes / 64 + tiles * blocks - 1) / (tiles * blocks);
   const ChainOrder order(blocks);
@@ -186,8 +205,8 @@ void MixedProduct::many(const ActivationBlock* const* rows, Index m, Index block
     const char* const next_panel = j + q.nr < n ? w.row(col + j + q.nr) : next;
     FetchAhead ahead;
     if (next_panel) ahead = {next_panel, next_panel + bytes, static_cast<int>(per_block)};
-    for (Index first = 0; first < kQuantChains; first += chains) {
-      const Index last = std::min(first + chains, kQuantChains);
+    for (Index first = 0; first < all_chains; first += chains) {
+      const Index last = std::min(first + chains, all_chains);
       for (Index t = 0; t < tiles; ++t) {
         const Index row = m * t / tiles, end = m * (t + 1) / tiles;
         type.tile(blocks, static_cast<int>(first), static_cast<int>(last), {rows + row, all}, static_cast<int>(end - row),

@@ -12,7 +12,8 @@
 
 namespace dsmoe::cpu {
 
-// Rows [rows, k] as they are, and rounded to 8 bits: for products of few rows at a time, of many, or both.
+// Rows of k numbers, `stride` apart, as they are, and rounded to 8 bits: for products of few rows at a time, of many, or
+// both. Rows of bf16 are there rounded alone, for matrices in blocks.
 struct RoundedFor {
   bool few = false, many = false;
 
@@ -20,10 +21,12 @@ struct RoundedFor {
 };
 class MixedRows {
  public:
-  MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedFor use);
+  MixedRows(Context& ctx, const float* x, Index rows, Index k, Index stride, RoundedFor use);
+  MixedRows(Context& ctx, const float* x, Index rows, Index k, RoundedFor use) : MixedRows(ctx, x, rows, k, k, use) {}
+  MixedRows(Context& ctx, const BFloat16* x, Index rows, Index k, Index stride, RoundedFor use);
 
   Index k() const { return k_; }
-  const float* floats(Index row) const { return x_ + row * k_; }
+  const float* floats(Index row) const { return x_ + row * stride_; }
   const ActivationChunk* chunks(Index row) const {
     return static_cast<const ActivationChunk*>(few_.raw()) + row * activation_chunks(k_);
   }
@@ -32,8 +35,11 @@ class MixedRows {
   }
 
  private:
-  const float* x_;
-  Index k_;
+  template <class Row>
+  void round(Context& ctx, Index rows, RoundedFor use, Row row);
+
+  const float* x_ = nullptr;
+  Index k_, stride_;
   Tensor few_, many_;
 };
 

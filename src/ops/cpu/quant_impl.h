@@ -136,9 +136,13 @@ __attribute__((flatten)) void few_rows(Index blocks, const ActivationChunk* cons
   }
 }
 
+#include "ops/cpu/quant_short_rows.h"
+
 template <class Type, int M = kQuantFewRows>
 void few(Index blocks, const ActivationChunk* const* rows, int m, const char* w, Index row_bytes, Index n, float* c,
          Index ldc, StreamAhead stream) {
+  if (m == M && 2 * blocks <= kQuantChains)
+    return few_short_rows<Type, M>(static_cast<int>(blocks), rows, w, row_bytes, n, c, ldc, stream);
   if (m == M) return few_rows<Type, M>(blocks, rows, w, row_bytes, n, c, ldc, stream);
   if constexpr (M > 1) few<Type, M - 1>(blocks, rows, m, w, row_bytes, n, c, ldc, stream);
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "ops/dispatch.h"
 #include "ops/quantize.h"
 #include "ops/repack.h"
 #include "ops/repacked_layout.h"
@@ -91,6 +92,22 @@ void linear_mixed(const Tensor& x, const Tensor& w, Tensor& y) {
     const std::vector<double> out = times({w.raw(), k, w.dtype()}, n, x.data<float>() + t * k, k);
     for (Index j = 0; j < n; ++j) y.data<float>()[t * n + j] = static_cast<float>(out[static_cast<std::size_t>(j)]);
   }
+}
+
+void head_linear_mixed(const HeadNumbers& x, const HeadRows& w, HeadNumbers& y) {
+  const Index k = w.w.dim(1);
+  for (Index t = 0; t < x.x.dim(0); ++t)
+    for (Index h = 0; h < w.part.heads; ++h) {
+      const Tensor rows = w.w.rows(h * w.rows() + w.part.first, h * w.rows() + w.part.first + w.part.width);
+      const Index from = t * x.x.dim(1) + h * x.dim() + x.part.first, to = t * y.x.dim(1) + h * y.dim() + y.part.first;
+      std::vector<float> in(static_cast<std::size_t>(k));
+      to_floats(x.x.dtype(), static_cast<const char*>(x.x.raw()) + row_bytes(x.x.dtype(), from), in);
+      const std::vector<double> sums = times({rows.raw(), k, rows.dtype()}, rows.dim(0), in.data(), k);
+      dispatch(y.x.dtype(), [&]<class T>(T) {
+        for (std::size_t n = 0; n < sums.size(); ++n)
+          y.x.data<T>()[to + static_cast<Index>(n)] = T(static_cast<float>(sums[n]));
+      });
+    }
 }
 
 void experts_gate_up_mixed(const Experts& w, const ExpertRows& rows, const Tensor& x, Tensor& h) {
