@@ -331,9 +331,10 @@ TEST_F(OneModel, RefusesBatchesThatCannotBe) {
 TEST(PassLeader, SaysNothingMoreWhenOthersCannotFollow) {
   const PassLeader leader(parallel::self());
   leader.copy_page(0, 1, 2);
-  leader.lose();
-  EXPECT_TRUE(testing::throws_error([&] { leader.copy_page(0, 1, 2); }, {"the ranks do not agree"}));
-  EXPECT_TRUE(testing::throws_error([&] { leader.end(); }, {"the ranks do not agree"}));
+  EXPECT_FALSE(leader.lost());
+  leader.lose(Error(ErrorCode::kIo, "rank 2 is gone"));
+  EXPECT_TRUE(testing::throws_error([&] { leader.copy_page(0, 1, 2); }, {"rank 2 is gone"}));
+  EXPECT_TRUE(testing::throws_error([&] { leader.end(); }, {"rank 2 is gone"}));
 }
 
 }  // namespace

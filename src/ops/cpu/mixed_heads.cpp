@@ -64,7 +64,7 @@ struct HeadProduct {
 // Bound by reading the weights: a task is a long stream, through one head after another.
 void few_tokens(Context& ctx, const HeadProduct& p) {
   const Index width = p.w.part.width, all = p.columns();
-  const std::vector<Index> cuts = StreamCuts::of(ctx, all);
+  const std::vector<Index> cuts = StreamCuts::of(ctx, all, true);
   const auto tasks = static_cast<Index>(cuts.size()) - 1;
   const auto cut = [&](Index i) { return cuts[static_cast<std::size_t>(i)]; };
   ctx.pool().run_at(
