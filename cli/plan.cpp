@@ -47,7 +47,6 @@ void add_plan(CLI::App& program) {
       "  dsmoe plan --preset deepseek-moe-16b\n"
       "  dsmoe plan --config my-model/config.json --context 32768 --json\n"
       "  dsmoe plan --preset paper-2b --context 2048 --batch-size 16\n"
-      "  dsmoe plan --preset paper-145b --ranks 64 --expert-parallel 8 --zero 1 --batch-size 512\n"
       "  dsmoe plan --preset paper-145b --ranks 64 --expert-parallel 8 --zero 1 --batch-size 512 --device h100 --link "
       "50GB/s\n"
       "  dsmoe plan -N 16 -K 2 -m 4 -s 1\n"

@@ -1,5 +1,5 @@
-// Products of f32 rows with matrices in the dtype of a file: f16, bf16, quantized, or a mixture. linear(), head_linear() and the
-// grouped products come here when a matrix has another dtype than the rows; there is no backward.
+// Products of f32 rows with matrices in the dtype of a file: f16, bf16, quantized, or a mixture. linear(), head_linear()
+// and the grouped products come here when a matrix has another dtype than the rows; there is no backward.
 //
 // With a quantized matrix the rows are rounded to 8 bits in blocks of 32 neighbours: that, and the dequantized weights, is
 // what is multiplied; the CPU kernels differ from the reference by the rounding of f32 sums alone.

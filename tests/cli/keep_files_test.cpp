@@ -218,8 +218,12 @@ TEST_F(KeepRuns, AFineTuningRunKnowsItsModel) {
 TEST_F(KeepRuns, CheckpointsOfTwoRunsAreNotOneRun) {
   write_bytes(dir_ / "a.ids", "1 2 3 4 5\n");
   write_bytes(dir_ / "b.ids", "1 2 3 4 6\n");
-  ASSERT_EQ(train("a", {"--steps", "1", "--data", path("a.ids")}).status, 0);
-  ASSERT_EQ(train("b", {"--steps", "2", "--data", path("b.ids")}).status, 0);
+  const auto train = [&](const char* run, const char* steps) {
+    const std::string data = path(std::string(run) + ".ids");
+    return run_program({"train", "-o", path(run), "--batch-size", "1", "--steps", steps, "--data", data}).status;
+  };
+  ASSERT_EQ(train("a", "1"), 0);
+  ASSERT_EQ(train("b", "2"), 0);
   fs::copy(dir_ / "b/checkpoint-2", dir_ / "a/checkpoint-2", fs::copy_options::recursive);
   EXPECT_TRUE(fails(resume("a", {"--steps", "3"}), 1, {"checkpoint-2", "checkpoint-1", "different runs"}));
 }
