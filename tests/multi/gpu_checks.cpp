@@ -154,22 +154,28 @@ void check_layer(Context& ctx, const std::shared_ptr<Comm>& world, int group, co
   }
 }
 
-TEST_F(GpuRank, SpreadLayer) {
+void check_layers(Context& ctx, std::initializer_list<const char*> cases) {
   const std::shared_ptr<Comm> all = parallel::world();
-  for (const char* name : {"sixteen_b_small", "v3_like", "many_tokens", "unaligned"})
+  for (const char* name : cases)
     for (const DType dtype : {DType::kBF16, DType::kF32}) {
       test::Case c = test::fixed_case(name);
       if (c.sequence == 0) c.sequence = 5;
+      if (c.e < all->size()) continue;
       const test::Inputs in = test::random_inputs(c, dtype, 3);
       for (const cuda::Path path : test::paths_for(dtype, c.d, c.f)) {
         const test::Forced forced(path);
         SCOPED_TRACE(::testing::Message() << name << " " << cuda::to_string(path));
-        check_layer(ctx(), all, all->size(), in, /*partial=*/false);
-        if (all->size() >= 4) check_layer(ctx(), all, all->size() / 2, in, /*partial=*/false);
-        check_layer(ctx(), all, all->size(), in, /*partial=*/true);
+        check_layer(ctx, all, all->size(), in, /*partial=*/false);
+        if (all->size() >= 4) check_layer(ctx, all, all->size() / 2, in, /*partial=*/false);
+        check_layer(ctx, all, all->size(), in, /*partial=*/true);
       }
     }
 }
+
+TEST_F(GpuRank, SpreadLayer) {
+  check_layers(ctx(), {"sixteen_b_small", "v3_like", "many_tokens", "unaligned", "unaligned_wide"});
+}
+TEST_F(GpuRank, SmallLayer) { check_layers(ctx(), {"v3_like"}); }
 
 // Steps of one rank after another layout's checkpoint.
 train::test::Trained steps_from(Context& ctx, const std::shared_ptr<Comm>& world, train::test::Task task,
@@ -181,29 +187,30 @@ train::test::Trained steps_from(Context& ctx, const std::shared_ptr<Comm>& world
 }
 
 // Fifty steps are the training of one process, also when it goes on after half of them: as it was, or alone.
-TEST_F(GpuRank, Training) {
+void check_training(Context& ctx, const std::filesystem::path& folder, Index zero) {
   using train::test::Trained;
   const std::shared_ptr<Comm> all = parallel::world();
   const int ranks = all->size();
   for (const bool spread : {true, false}) {
+    SCOPED_TRACE(spread ? "spread" : "repeated");
     train::test::Task task;
     task.config = train::test::with_balance(/*batch=*/spread);
     task.options.dtype = spread ? DType::kBF16 : DType::kF32;
     task.options.batch_size = 8, task.options.steps = task.steps = 50;
     Trained one, other_order, half;
-    train::test::train_as_rank(ctx(), parallel::self(), task, {}, one);
+    train::test::train_as_rank(ctx, parallel::self(), task, {}, one);
     task.reversed = true;
-    train::test::train_as_rank(ctx(), parallel::self(), task, {}, other_order);
+    train::test::train_as_rank(ctx, parallel::self(), task, {}, other_order);
     task.reversed = false;
-    const train::test::Layout layout{ranks, spread ? ranks : 1, /*zero=*/spread ? 2 : 1};
-    const std::string saved = all->broadcast(folder_.path().string(), 0) + "/saved";
+    const train::test::Layout layout{ranks, spread ? ranks : 1, zero};
+    const std::string saved = all->broadcast(folder.string(), 0) + "/saved";
     task.steps = 25, task.to = saved;
-    train::test::train_as_rank(ctx(), all, task, layout, half);
+    train::test::train_as_rank(ctx, all, task, layout, half);
     all->barrier();
     task.steps = 50;
     task.to.clear();
     for (const Trained& rest :
-         {steps_from(ctx(), all, task, layout, saved), steps_from(ctx(), parallel::self(), task, {}, saved)}) {
+         {steps_from(ctx, all, task, layout, saved), steps_from(ctx, parallel::self(), task, {}, saved)}) {
       ASSERT_EQ(rest.steps.size(), 25u);
       Trained got = half;
       got.steps.insert(got.steps.end(), rest.steps.begin(), rest.steps.end());
@@ -213,6 +220,10 @@ TEST_F(GpuRank, Training) {
     all->barrier();  // before the files are written again
   }
 }
+
+TEST_F(GpuRank, Training) { check_training(ctx(), folder_.path(), 0); }
+TEST_F(GpuRank, TrainingWithZero1) { check_training(ctx(), folder_.path(), 1); }
+TEST_F(GpuRank, TrainingWithZero2) { check_training(ctx(), folder_.path(), 2); }
 
 }  // namespace
 }  // namespace dsmoe
