@@ -44,10 +44,11 @@ __attribute__((flatten)) void repacked_rows(Index blocks, const ActivationBlock*
                                             float* c, Index ldc, StreamAhead stream) {
   const Index heads = repacked_heads<Type>(blocks), group = heads + blocks * kRepackedEntry<Type>, bytes = n / 32 * group;
   const Index per_block = group / blocks;
+  const Index chains = blocks < kQuantChains ? blocks + 1 : kQuantChains;  // one without blocks does for all
   for (Index g = 0; g < bytes; g += group, c += 32) {
     const char* entry = w + g + heads;
     Index number = 0;
-    for (Index chain_number = 0; chain_number < kQuantChains; ++chain_number) {
+    for (Index chain_number = 0; chain_number < chains; ++chain_number) {
       const Index ahead = g + number * per_block + stream.distance;
       const char* fetch = ahead < bytes ? w + ahead : stream.next ? stream.next + (ahead - bytes) : w;
       F chain[M][2];
