@@ -102,6 +102,21 @@ TEST_F(GgufLatent, PartsAreUsedWhereTheyLie) {
   }
 }
 
+// Read into memory and repacked: the keys, whose heads have whole groups of rows here. The same bits.
+TEST_F(GgufLatent, PartsAreRepackedInMemory) {
+  const auto path = write("q8_0");
+  const ModelWeights mapped = load_gguf_weights(io::GgufFile::open(path), config),
+                     repacked = load_gguf_weights(io::GgufFile::open(path), config, {},
+                                                  {.storage = Storage::kMemory, .repack = true});
+  for (std::size_t l = 0; l < 2; ++l) {
+    EXPECT_EQ(repacked.layers[l].kv_b.keys.dtype(), DType::kQ8_0R);
+    EXPECT_EQ(repacked.layers[l].kv_b.values.dtype(), DType::kQ8_0) << "48 rows of a head are no groups of 32";
+    EXPECT_TRUE(test::same_bits(repacked.layers[l].kv_b.whole(), mapped.layers[l].kv_b.whole()));
+  }
+  const auto run = [&](const ModelWeights& w) { return test::logits_of(ctx, Transformer(config, w), kFewIds); };
+  EXPECT_TRUE(test::same_bits(run(repacked), run(mapped)));
+}
+
 // What it can be trained in, it has whole: also with a dtype that was asked for.
 TEST_F(GgufLatent, IsWholeInF32AndBf16) {
   for (const char* type : {"f32", "bf16"}) {

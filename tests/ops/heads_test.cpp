@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ops/repack.h"
 #include "support/expect_error.h"
 #include "support/finite_differences.h"
 #include "support/random_tensor.h"
@@ -147,6 +148,34 @@ TEST(OpsHeads, OfAFilesMatricesARowHasTheSameBitsAloneAndForAnyNumberOfThreads) 
         EXPECT_TRUE(test::same_bits(c.rows_of(t, end).forward(one), all.rows(t, end))) << to_string(type) << " " << t;
       }
     }
+}
+
+// Parts that are whole groups of 32 rows.
+TEST(OpsHeads, RepackedMatricesGiveTheSameBits) {
+  Context three(3), ref(1, Backend::kRef);
+  for (const DType type : kStored) {
+    if (!is_quantized(type)) continue;
+    for (const Index blocks : {1, 4, 6, 20})
+      for (const Index tokens : {1, 5, 8, 40, 130}) {
+        const Index inner = blocks * block_of(type).numbers, heads = 3, width = 64;
+        const Tensor w = test::random_weights(type, {heads * 128, inner}, 1), again = ops::repacked(three, w.clone());
+        const Tensor x = random_tensor(DType::kF32, {tokens, heads * inner}, 2);
+        const auto run = [&](Context& ctx, const Tensor& matrix) {
+          Tensor y(DType::kF32, {tokens, heads * width});
+          ops::head_linear(ctx, {x, {heads, 0, inner}}, {matrix, {heads, 32, width}}, {y, {heads, 0, width}});
+          return y;
+        };
+        EXPECT_TRUE(test::same_bits(run(three, again), run(three, w))) << to_string(type) << " " << blocks << " " << tokens;
+        EXPECT_TRUE(tokens != 5 || blocks == 20 || test::same_bits(run(ref, again), run(ref, w)));
+      }
+    const Tensor w = ops::repacked(three, test::random_weights(type, {2 * 48, 256}, 1));
+    const Tensor x(DType::kF32, {1, 2 * 256}), y(DType::kF32, {1, 2 * 48});
+    EXPECT_TRUE(testing::throws_error(
+        [&] {
+          ops::head_linear(three, {x, {2, 0, 256}}, {w, {2, 0, 48}}, {y, {2, 0, 48}});
+        },
+        {"rows 0 to 48 of heads of 48", "groups of 32"}));
+  }
 }
 
 TEST(OpsHeads, GradientsAgainstFiniteDifferences) {

@@ -76,8 +76,9 @@ template <class Type, int M, class Fetch>
 inline __attribute__((always_inline)) void repacked_group(Index blocks, const ActivationBlock* const* rows, const char* w,
                                                           float* c, Index ldc, Fetch& fetch) {
   const char* entry = w + repacked_heads<Type>(blocks);
+  const Index chains = blocks < kQuantChains ? blocks + 1 : kQuantChains;  // one without blocks does for all
   Index number = 0;
-  for (Index chain_number = 0; chain_number < kQuantChains; ++chain_number) {
+  for (Index chain_number = 0; chain_number < chains; ++chain_number) {
     F chain[M][2];
     for (int i = 0; i < M; ++i) chain[i][0] = chain[i][1] = Simd::zero();
     for (Index b = chain_number; b < blocks; b += kQuantChains, ++number, entry += kRepackedEntry<Type>) {
