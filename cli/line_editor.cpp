@@ -66,10 +66,11 @@ struct LineEditor::Impl {
   const char* prompt = "";
   bool marks_paste = false;
 
-  void add_key(const char* name, const char* help, unsigned char (*function)(EditLine*, int),
-               std::initializer_list<const char*> keys) const {
-    el_set(editor, EL_ADDFN, name, help, function);
-    for (const char* key : keys) el_set(editor, EL_BIND, key, name, nullptr);
+  // (Wide strings, which libedit keeps as they are; of others it makes copies that it never gives back.)
+  void add_key(const wchar_t* name, const wchar_t* help, unsigned char (*function)(EditLine*, int),
+               std::initializer_list<const wchar_t*> keys) const {
+    el_wset(editor, EL_ADDFN, name, help, function);
+    for (const wchar_t* key : keys) el_wset(editor, EL_BIND, key, name, nullptr);
   }
 };
 
@@ -89,8 +90,8 @@ LineEditor::LineEditor() : impl_(std::make_unique<Impl>()) {
   HistEvent event;
   ::history(i.history, &event, H_SETSIZE, kHistory);
   el_set(i.editor, EL_HIST, ::history, i.history);
-  i.add_key("dsmoe-paste", "insert what is pasted", paste, {"\033[200~"});
-  i.add_key("dsmoe-new-line", "begin a new line", new_line, {"\033\r", "\033\n"});
+  i.add_key(L"dsmoe-paste", L"insert what is pasted", paste, {L"\033[200~"});
+  i.add_key(L"dsmoe-new-line", L"begin a new line", new_line, {L"\033\r", L"\033\n"});
   el_source(i.editor, nullptr);  // the user's own keys, ~/.editrc
   const char* terminal = std::getenv("TERM");
   i.marks_paste = terminal && *terminal && std::strcmp(terminal, "dumb") != 0;
